@@ -1,0 +1,1 @@
+"""Where the clients live: in this process, or at real sites."""

@@ -1,0 +1,183 @@
+"""From what people pass (model strings, classes, modules) to the blueprints and infos that a federation needs."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from polyfed.core.errors import InputError
+from polyfed.core.method import Method
+from polyfed.core.party import Blueprint, ClientInfo, PartyData
+from polyfed.core.rng import seeded
+from polyfed.core.samples import Samples
+from polyfed.data import Clients
+from polyfed.models import build, check_model, count_parameters, names, properties, with_feature_dim
+from polyfed.models.contract import REQUIRED, evaluating, sample_input
+
+ModelSpec = str | nn.Module | Callable[..., nn.Module]
+
+
+def split_models(text: str) -> list[str]:
+    """Split `a,b,c` into model strings; a piece that is no model's name is an option of the one before it."""
+    known = set(names())
+    models: list[str] = []
+    for piece in text.split(","):
+        name = piece.split(":")[0].split("@")[0].strip()
+        starts = name in known or name.split("-")[0] in known
+        if starts or not models or not _is_option(piece):
+            models.append(piece.strip())
+        else:
+            models[-1] += "," + piece.strip()
+    return models
+
+
+def _is_option(piece: str) -> bool:
+    return ":" not in piece
+
+
+def label_of(model: ModelSpec) -> str:
+    """Return the name of an architecture: the model string, or the name of the class or function."""
+    if isinstance(model, str):
+        return model
+    if isinstance(model, nn.Module):
+        return type(model).__name__
+    return getattr(model, "__name__", type(model).__name__)
+
+
+def make_blueprint(
+    model: ModelSpec,
+    label: str,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    seed: int,
+    feature_dim: int | None,
+    feature_adapter: str,
+) -> Blueprint:
+    """Build a model once from its seed, check it, and describe it."""
+
+    def construct() -> nn.Module:
+        module = _construct(model, input_shape, num_classes)
+        if feature_dim is not None:
+            if not all(hasattr(module, name) for name in REQUIRED):
+                raise InputError(f"feature_dim needs a model with features: wrap {label} with polyfed.adapt(...).")
+            module = with_feature_dim(module, feature_dim, feature_adapter)
+        return module
+
+    with seeded(seed, f"init/{label}"):
+        module = construct()
+    _check(module, label, input_shape, num_classes)
+    state = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+    buffers = frozenset(name for name, _ in module.named_buffers())
+    return Blueprint(
+        name=label if feature_dim is None else f"{label}>{feature_dim}",
+        shapes={name: tuple(tensor.shape) for name, tensor in state.items()},
+        buffers=buffers & frozenset(state),
+        properties=properties(module),
+        feature_dim=getattr(module, "feature_dim", None),
+        num_classes=num_classes,
+        family=getattr(module, "family", None),
+        parameters=count_parameters(module),
+        initial=state,
+        build=lambda: copy.deepcopy(module),
+    )
+
+
+def make_parties(
+    method: Method,
+    clients: Clients,
+    models: Sequence[ModelSpec],
+    outputs: int,
+    seed: int,
+    feature_dim: int | None = None,
+    feature_adapter: str = "linear",
+) -> tuple[list[ClientInfo], list[PartyData], dict[str, Blueprint]]:
+    """Deal the models to the clients in turn and describe everybody."""
+    if not models:
+        raise InputError("No models: name at least one, for instance models=['mlp:2'].")
+    labels = [label_of(model) for model in models]
+    for position, label in enumerate(labels):  # two different functions of the same name are two architectures
+        twin = labels.index(label)
+        if models[twin] is not models[position] and not isinstance(models[position], str):
+            labels[position] = f"{label}#{position}"
+    made: dict[str, Blueprint] = {}
+    for model, label in zip(models, labels, strict=True):
+        if label not in made:
+            made[label] = make_blueprint(
+                model, label, clients.input_shape, outputs, seed, feature_dim, feature_adapter
+            )
+    infos, data = [], []
+    tell_counts = "label_counts" in method.requirements()
+    for number in range(len(clients)):
+        blueprint = made[labels[number % len(labels)]]
+        train, validation = clients.client(number)
+        infos.append(
+            ClientInfo(
+                id=number,
+                samples=len(train),
+                architecture=blueprint.name,
+                parameters=blueprint.parameters,
+                label_counts=train.label_counts(clients.num_classes) if tell_counts else None,
+            )
+        )
+        data.append(PartyData(train, validation, clients.public))
+    used = {info.architecture for info in infos}
+    return infos, data, {b.name: b for b in made.values() if b.name in used}
+
+
+def pool(infos: Sequence[ClientInfo], data: Sequence[PartyData]) -> tuple[list[ClientInfo], list[PartyData]]:
+    """Put all data in one place: one party for each architecture, holding everybody's samples once."""
+    train = union([item.train for item in data if item.train is not None])
+    validation = [item.validation for item in data if item.validation is not None]
+    everything = PartyData(train, union(validation) if validation else None, data[0].public)
+    pooled = []
+    for architecture in dict.fromkeys(info.architecture for info in infos):
+        first = next(info for info in infos if info.architecture == architecture)
+        pooled.append(ClientInfo(len(pooled), len(train), architecture, first.parameters, first.label_counts))
+    return pooled, [everything] * len(pooled)
+
+
+def union(parts: Sequence[Samples]) -> Samples:
+    """Return all samples of several views, each row once."""
+    first = parts[0]
+    if all(part.x is first.x for part in parts):
+        rows = torch.cat([part.index if part.index is not None else torch.arange(len(part.x)) for part in parts])
+        return Samples(first.x, first.y, torch.unique(rows), first.scaling)
+    x = torch.cat([part.x[part.rows()] for part in parts])
+    y = torch.cat([part.labels() for part in parts])
+    return Samples(x, y, None, first.scaling)
+
+
+def _construct(model: ModelSpec, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    if isinstance(model, str):
+        return build(model, input_shape, num_classes)
+    if isinstance(model, nn.Module):
+        return copy.deepcopy(model)
+    offered: dict[str, Any] = {"input_shape": input_shape, "num_classes": num_classes}
+    wanted = inspect.signature(model).parameters
+    made = model(**{name: value for name, value in offered.items() if name in wanted})
+    if not isinstance(made, nn.Module):
+        raise InputError(f"The model function {label_of(model)} returned a {type(made).__name__}, not a torch module.")
+    return made
+
+
+def _check(module: nn.Module, label: str, input_shape: tuple[int, ...], num_classes: int) -> None:
+    """Check the contract where the model offers it, and in any case the shape of its outputs."""
+    if all(hasattr(module, name) for name in REQUIRED):
+        check_model(module, input_shape)
+    try:
+        with evaluating(module), torch.no_grad():
+            logits = module(sample_input(module, input_shape))
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        first = str(error).splitlines()[0]
+        raise InputError(f"Model {label} cannot take inputs of shape {list(input_shape)} ({first}).") from error
+    shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+    if shape != (2, num_classes):
+        raise InputError(
+            f"Model {label} gives outputs of shape {shape} for two inputs, but ({2}, {num_classes}) is needed: "
+            f"its last layer must have {num_classes} outputs, one for each class."
+        )

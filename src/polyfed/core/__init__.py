@@ -1,0 +1,1 @@
+"""The core: messages, parties, methods, stages, the round loop."""

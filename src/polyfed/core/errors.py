@@ -1,0 +1,34 @@
+"""Errors for people: one sentence that names what is wrong and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PolyfedError(Exception):
+    """Base of every error that polyfed raises on purpose."""
+
+
+class InputError(PolyfedError):
+    """The request cannot be carried out as given. Raised before any training; the command line exits with code 2."""
+
+
+class TrainingError(PolyfedError):
+    """Training went wrong at a named client, round and batch (for instance a loss that is not a number)."""
+
+
+class MessageError(PolyfedError):
+    """A message from another party is damaged, too large, or not what the method declared."""
+
+
+class RunDirectoryError(InputError):
+    """A run directory cannot be used: it exists already, is from another version, or is damaged."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
+    """Say that `name` is not a known `kind`, with the nearest known name or the whole list."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean '{near[0]}'?" if near else "known are: " + ", ".join(known) + "."
+    return InputError(f"Unknown {kind} '{name}': {hint}")

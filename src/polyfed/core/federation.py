@@ -1,0 +1,234 @@
+"""The round loop. Read `Federation.run` from top to bottom: this is all that happens in a federation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, pstdev
+from typing import Any
+
+import torch
+
+from polyfed.core.backend import Backend, Measure
+from polyfed.core.cost import DOWN, UP, CostMeter, peak_memory, reset_peak_memory
+from polyfed.core.evaluate import measure
+from polyfed.core.message import Message
+from polyfed.core.method import EVALUATE, Method, Participation, Step
+from polyfed.core.party import Context, Party, PartyData, Training, load_state
+from polyfed.core.rng import SERVER, generator
+from polyfed.core.rundir import RunDirectory
+from polyfed.core.runner import run_stage
+from polyfed.core.samples import Samples
+
+Line = dict[str, Any]
+Observer = Callable[[Line], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a federation is run, whatever the method."""
+
+    rounds: int
+    seed: int = 0
+    training: Training = field(default_factory=Training)
+    participation: Participation = field(default_factory=Participation)
+    evaluate_every: int = 1  # rounds; 0: only at the end
+    checkpoint_seconds: float = 10.0  # at least so long between two checkpoints; 0: one after every round
+    device: str = "cpu"
+
+
+class Federation:
+    """A server, a method, and a backend that holds the clients."""
+
+    def __init__(
+        self,
+        method: Method,
+        backend: Backend,
+        settings: Settings,
+        *,
+        num_classes: int,
+        input_shape: tuple[int, ...],
+        test: Samples,
+        public: Samples | None = None,
+        public_classes: int | None = None,
+        directory: RunDirectory | None = None,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        self.method = method
+        self.backend = backend
+        self.settings = settings
+        self.test = test
+        self.directory = directory
+        self.observers = list(observers)
+        self.plan = method.plan()
+        self.rounds = self.plan.rounds if self.plan.rounds is not None else settings.rounds
+        self.meter = CostMeter()
+        self.history: list[Line] = []
+        self.server = Party(SERVER, None, PartyData(public=public))
+        self.ctx = Context(
+            seed=settings.seed,
+            round=0,
+            rounds=self.rounds,
+            training=settings.training,
+            num_classes=num_classes,
+            input_shape=input_shape,
+            public_classes=public_classes,
+            clients=len(backend.infos),
+            device=torch.device(settings.device),
+            blueprints=dict(backend.blueprints),
+            infos=dict(backend.infos),
+        )
+        self.ctx.run_stage = lambda stage, party, name: run_stage(stage, party, self.ctx, name)
+        self.saved_at = time.monotonic()
+
+    def run(self, resume: bool = False) -> list[Line]:
+        """Run to the end and return the history."""
+        reset_peak_memory()
+        self.method.setup_server(self.server, self.backend.infos, self.ctx)
+        done, phase = self._restore() if resume else (0, "new")
+
+        if phase == "new" and self.plan.before:
+            self._phase("before", 0, self.plan.before, evaluate=True)
+            phase = "before"
+        for number in range(done + 1, self.rounds + 1):
+            every = self.settings.evaluate_every
+            last = number == self.rounds
+            due = last or (every > 0 and number % every == 0)
+            self._phase("round", number, self.plan.round, evaluate=due)
+            phase = "round"
+        if phase != "after" and self.plan.after:
+            self._phase("after", self.rounds, self.plan.after, evaluate=True)
+        return self.history
+
+    def _phase(self, phase: str, number: int, steps: Sequence[Step], evaluate: bool) -> None:
+        """Run the exchanges of one phase, measure, write the line, perhaps save."""
+        start = time.perf_counter()
+        before = dict(self.meter.seconds)
+        self.ctx.round = number
+        self.ctx.records = {}
+        self.meter.new_round()
+        rng = generator(self.settings.seed, f"select/{phase}", number)
+        selected = self.settings.participation.select(self.backend.infos, rng)
+        line: Line = {"round": number, "phase": phase, "participants": list(selected)}
+        losses: list[float] = []
+        missing: dict[int, str] = {}
+        for step in steps:
+            if step.when == "evaluation" and not evaluate:
+                continue
+            everybody = step.who == "all"
+            replied = self._exchange(step, sorted(self.backend.infos) if everybody else selected, missing)
+            losses.extend(replied)
+            if step.evaluate and evaluate:
+                line.setdefault("stages", {})[step.evaluate] = self._summary(self._evaluate_clients())
+        if losses:
+            line["loss"] = fmean(losses)
+        if missing:
+            line["missing"] = {str(client): why for client, why in sorted(missing.items())}
+        if evaluate:
+            line["accuracy"] = self._evaluate()
+        line.update(bytes_up=self.meter.round_bytes[UP], bytes_down=self.meter.round_bytes[DOWN], **self.ctx.records)
+        spent = {name: total - before.get(name, 0.0) for name, total in self.meter.seconds.items()}
+        line["seconds"] = {**spent, "total": time.perf_counter() - start}
+        self.meter.seconds["total"] = self.meter.seconds.get("total", 0.0) + line["seconds"]["total"]
+        self.meter.peak_memory = max(self.meter.peak_memory, peak_memory())
+        self.history.append(line)
+        self._save(phase, number, line)
+        for observer in self.observers:
+            observer(line)
+
+    def _exchange(self, step: Step, clients: Sequence[int], missing: dict[int, str]) -> list[float]:
+        """One exchange: send, work at the clients, fuse. Returns the clients' losses."""
+        self.ctx.participants = tuple(sorted(clients))
+        messages: dict[int, Message] = {}
+        with self.meter.time("send"):
+            for client in self.ctx.participants:
+                infos = self.backend.infos
+                messages[client] = (
+                    self.method.send(self.server, infos[client], step, self.ctx) if step.down else Message()
+                )
+                if step.down:
+                    self.meter.count(DOWN, client, step.name, messages[client])
+        with self.meter.time("local"):
+            replies = self.backend.exchange(step, messages, self.ctx)
+        missing.update(replies.failed)
+        ordered = {client: replies.messages[client] for client in sorted(replies.messages)}
+        if step.up:
+            for client, message in ordered.items():
+                self.meter.count(UP, client, step.name, message)
+            if ordered:
+                with self.meter.time("fuse"):
+                    self.method.fuse(self.server, ordered, step, self.ctx)
+        return [replies.losses[client] for client in ordered if client in replies.losses]
+
+    # --- measuring ---
+
+    def _evaluate(self) -> dict[str, Any]:
+        summary = self._summary(self._evaluate_clients())
+        with self.meter.time("evaluate"):
+            summary["global"] = self._evaluate_server()
+            validation = self.backend.evaluate(self._evaluation_messages(), self.ctx, on="validation")
+        if validation:
+            summary["validation"] = fmean(m.accuracy for m in validation.values())
+        return summary
+
+    def _evaluate_clients(self) -> dict[int, Measure]:
+        with self.meter.time("evaluate"):
+            return self.backend.evaluate(self._evaluation_messages(), self.ctx)
+
+    def _evaluation_messages(self) -> dict[int, Message]:
+        """Return what each client would receive now. Not counted: nothing is learned from it."""
+        infos = self.backend.infos
+        return {client: self.method.send(self.server, infos[client], EVALUATE, self.ctx) for client in sorted(infos)}
+
+    def _evaluate_server(self) -> float | None:
+        if not self.method.serves(self.server):
+            return None
+        return measure(self.method, self.server, self.test, self.ctx).accuracy
+
+    @staticmethod
+    def _summary(measures: Mapping[int, Measure]) -> dict[str, Any]:
+        values = [measures[client].accuracy for client in sorted(measures)]
+        if not values:
+            return {}
+        return {
+            "mean": fmean(values),
+            "std": pstdev(values),
+            "worst": min(values),
+            "loss": fmean(m.loss for m in measures.values()),
+            "per_client": values,
+        }
+
+    # --- saving ---
+
+    def _save(self, phase: str, number: int, line: Line) -> None:
+        if self.directory is None:
+            return
+        self.directory.append(line)
+        finished = (number == self.rounds and not self.plan.after) or phase == "after"
+        if not finished and time.monotonic() - self.saved_at < self.settings.checkpoint_seconds:
+            return
+        progress = {"round": number, "phase": phase, "cost": self.meter.dump()}
+        server = {
+            "state": self.server.state,
+            "memory": self.server.memory,
+            "models": {name: dict(module.state_dict()) for name, module in self.server.models.items()},
+        }
+        self.directory.save(progress, server, self.backend.changed())
+        self.saved_at = time.monotonic()
+
+    def _restore(self) -> tuple[int, str]:
+        """Continue from the checkpoint; return the last finished round and phase."""
+        assert self.directory is not None
+        found = self.directory.load()
+        self.history = self.directory.history()
+        if found is None:
+            return 0, "new"
+        progress, server, clients = found
+        self.server.state = server["state"]
+        self.server.memory = server["memory"]
+        for name, state in server["models"].items():
+            load_state(self.server.models[name], state)
+        self.backend.restore(clients)
+        self.meter = CostMeter.load(progress["cost"])
+        return progress["round"], progress["phase"]

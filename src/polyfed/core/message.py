@@ -1,0 +1,187 @@
+"""The only thing that crosses between server and clients, in every backend.
+
+A message holds named model states (possibly partial or sliced), named tensors, and a few numbers or words. It
+travels as one safetensors blob, never as a pickle. Its size is counted, not estimated: `nbytes()` is the payload
+(what the cost formulas of the papers count) and `wire_bytes()` is the exact length of the serialised blob.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from polyfed.core.errors import MessageError
+
+State = dict[str, Tensor]
+MetaValue = int | float | str
+
+NUMBER_BYTES = 8  # one number of `meta`
+MAX_META_VALUES = 256
+_PARAMS, _DATA = "params", "data"
+_DTYPES = {  # in the order in which safetensors lays tensors out
+    torch.int64: "I64",
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+@dataclass
+class Message:
+    """What one party tells another in one exchange.
+
+    Attributes
+    ----------
+    params
+        Model name -> state: parameters (and shared buffers) of a model, whole, partial or sliced.
+    data
+        Logits, prototypes, features, statistics: any other tensors.
+    meta
+        A few numbers and words: sample counts, seeds, levels.
+    """
+
+    params: dict[str, State] = field(default_factory=dict)
+    data: dict[str, Tensor] = field(default_factory=dict)
+    meta: dict[str, MetaValue] = field(default_factory=dict)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield every tensor with its name on the wire."""
+        for model, state in self.params.items():
+            for name, tensor in state.items():
+                yield f"{_PARAMS}/{model}/{name}", tensor
+        for name, tensor in self.data.items():
+            yield f"{_DATA}/{name}", tensor
+
+    def nbytes(self) -> int:
+        """Return the payload: bytes of all tensors, eight for each number, the length of each word."""
+        size = sum(tensor.numel() * tensor.element_size() for _, tensor in self.tensors())
+        return size + sum(len(v.encode()) if isinstance(v, str) else NUMBER_BYTES for v in self.meta.values())
+
+    def kinds(self) -> dict[str, int]:
+        """Return payload bytes by kind (`params/main`, `data/prototypes`, `meta`): what the report shows."""
+        sizes: dict[str, int] = {}
+        for name, tensor in self.tensors():
+            kind = "/".join(name.split("/")[:2])
+            sizes[kind] = sizes.get(kind, 0) + tensor.numel() * tensor.element_size()
+        rest = self.nbytes() - sum(sizes.values())
+        return {**sizes, "meta": rest} if rest else sizes
+
+    def wire_bytes(self) -> int:
+        """Return the exact length of `to_bytes()` without copying a tensor."""
+        body = 0
+        entries: dict[str, object] = {"__metadata__": self._metadata()}
+        order = list(_DTYPES)
+        for name, tensor in sorted(self.tensors(), key=lambda item: (order.index(item[1].dtype), item[0])):
+            end = body + tensor.numel() * tensor.element_size()
+            entries[name] = {
+                "dtype": _DTYPES[tensor.dtype],
+                "shape": list(tensor.shape),
+                "data_offsets": [body, end],
+            }
+            body = end
+        header = len(json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode())
+        return 8 + (header + 7) // 8 * 8 + body
+
+    def to_bytes(self) -> bytes:
+        """Serialise to one safetensors blob."""
+        return save({n: t.detach().contiguous() for n, t in _separate(self.tensors())}, metadata=self._metadata())
+
+    @staticmethod
+    def from_bytes(blob: bytes, max_bytes: int | None = None, sender: str = "unknown sender") -> Message:
+        """Read a message that came from outside.
+
+        Only the container is checked here (size, format, finite numbers); whether names and shapes are what the
+        method expects is checked by `validate`.
+
+        Raises
+        ------
+        MessageError
+            With the sender's name, when the blob is too large or damaged.
+        """
+        if max_bytes is not None and len(blob) > max_bytes:
+            raise MessageError(f"Message from {sender} refused: {len(blob)} bytes, the limit is {max_bytes}.")
+        try:
+            tensors = load(blob)
+            (length,) = struct.unpack("<Q", blob[:8])
+            header = json.loads(blob[8 : 8 + length])
+            meta = json.loads(header.get("__metadata__", {}).get("meta", "{}"))
+        except (SafetensorError, ValueError, KeyError, struct.error, RecursionError, AttributeError) as error:
+            raise MessageError(f"Message from {sender} refused: it cannot be read ({error}).") from error
+        message = Message(meta=_checked_meta(meta, sender))
+        for name, tensor in tensors.items():
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                raise MessageError(f"Message from {sender} refused: '{name}' holds NaN or infinite values.")
+            kind, _, rest = name.partition("/")
+            if kind == _DATA and rest:
+                message.data[rest] = tensor
+            elif kind == _PARAMS and "/" in rest:
+                model, _, parameter = rest.partition("/")
+                message.params.setdefault(model, {})[parameter] = tensor
+            else:
+                raise MessageError(f"Message from {sender} refused: unexpected tensor name '{name}'.")
+        return message
+
+    def detached(self) -> Message:
+        """Return a copy that shares no memory with any model: what leaves a party must not change afterwards."""
+        return Message(
+            {m: {n: t.detach().clone() for n, t in state.items()} for m, state in self.params.items()},
+            {n: t.detach().clone() for n, t in self.data.items()},
+            dict(self.meta),
+        )
+
+    def _metadata(self) -> dict[str, str]:
+        return {"meta": json.dumps(self.meta, sort_keys=True)}
+
+
+def validate(message: Message, expected: Message, sender: str) -> None:
+    """Check that `message` has the names, shapes and types of `expected` (a message of the same step).
+
+    Raises
+    ------
+    MessageError
+        Naming the sender and the first tensor that is missing, unknown, or of another shape or type.
+    """
+    want, have = dict(expected.tensors()), dict(message.tensors())
+    for name in sorted(want.keys() | have.keys()):
+        if name not in have:
+            raise MessageError(f"Message from {sender} refused: '{name}' is missing.")
+        if name not in want:
+            raise MessageError(f"Message from {sender} refused: '{name}' was not asked for.")
+        if have[name].shape != want[name].shape or have[name].dtype != want[name].dtype:
+            raise MessageError(
+                f"Message from {sender} refused: '{name}' is {have[name].dtype} {list(have[name].shape)}, "
+                f"expected {want[name].dtype} {list(want[name].shape)}."
+            )
+
+
+def _separate(tensors: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Give tensors that share memory their own copy: safetensors refuses aliases."""
+    seen: set[int] = set()
+    for name, tensor in tensors:
+        pointer = tensor.untyped_storage().data_ptr() if tensor.numel() else 0
+        yield name, tensor.clone() if pointer in seen else tensor
+        seen.add(pointer)
+
+
+def _checked_meta(meta: object, sender: str) -> dict[str, MetaValue]:
+    if not isinstance(meta, Mapping) or len(meta) > MAX_META_VALUES:
+        raise MessageError(f"Message from {sender} refused: its meta part is not a small table.")
+    for key, value in meta.items():
+        if not isinstance(key, str) or isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise MessageError(f"Message from {sender} refused: meta value '{key}' is neither a number nor a word.")
+        if isinstance(value, float) and not -1e300 < value < 1e300:
+            raise MessageError(f"Message from {sender} refused: meta value '{key}' is not finite.")
+    return dict(meta)

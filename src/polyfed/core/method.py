@@ -1,0 +1,189 @@
+"""A method says what each party sends and learns. Everything else is shared.
+
+A method is a frozen dataclass: its fields are its hyper-parameters. It overrides the hooks it needs; the defaults
+make a client train on its own data with cross-entropy and send nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyfed.core.message import Message
+from polyfed.core.party import ClientInfo, Context, Party
+from polyfed.core.stage import Aux, Batch, Stage
+from polyfed.ops.aggregate import IndexMap
+
+Local = Generator[Stage, float, Message | None]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One exchange: down to the clients, work there, up again, fuse.
+
+    Attributes
+    ----------
+    name
+        Tells the hooks which exchange this is.
+    who
+        `selected`: this round's participants; `all`: every client.
+    evaluate
+        Measure all clients' models after this step under this name (`"distilled"`, for instance).
+    when
+        `always`, or `evaluation`: only in rounds whose models are measured.
+    """
+
+    name: str = "main"
+    who: str = "selected"
+    down: bool = True
+    up: bool = True
+    evaluate: str | None = None
+    when: str = "always"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The exchanges before, in, and after the rounds. `rounds` fixes their number (one-shot methods)."""
+
+    before: tuple[Step, ...] = ()
+    round: tuple[Step, ...] = (Step(),)
+    after: tuple[Step, ...] = ()
+    rounds: int | None = None
+
+
+EVALUATE = Step("evaluate", who="all", up=False)  # what a client would receive now: used to measure its model
+
+
+@dataclass(frozen=True)
+class Method:
+    """Base of all methods; see `methods/fedproto.py` for a short complete one.
+
+    Class attributes
+    ----------------
+    name, paper, family
+        What `polyfed methods` prints; `family` is what kind of thing travels.
+    needs
+        Properties of models and data, checked before anything trains (see `core/needs.py`).
+    sends
+        For people: what leaves a client.
+    shares
+        Names of models whose parameters may appear in messages; the contract tests hold the method to it.
+    additive
+        `fuse` needs only sums over clients (compatible with secure aggregation).
+    pools_data
+        A control that breaks the rules on purpose: all data in one place. Simulation only.
+    """
+
+    name: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    family: ClassVar[str] = ""
+    needs: ClassVar[frozenset[str]] = frozenset()
+    sends: ClassVar[str] = "nothing"
+    shares: ClassVar[frozenset[str]] = frozenset()
+    additive: ClassVar[bool] = True
+    pools_data: ClassVar[bool] = False
+
+    def check(self) -> None:
+        """Refuse hyper-parameters that make no sense; raise `InputError` naming the field."""
+
+    def requirements(self) -> frozenset[str]:
+        """Return `needs`, where it depends on hyper-parameters."""
+        return self.needs
+
+    def outputs(self, private_classes: int, public_classes: int | None) -> int:
+        """Return how many outputs every model needs (more than the private classes where public labels count too)."""
+        return private_classes
+
+    # --- at the server, which never sees a client object ---
+
+    def plan(self) -> Plan:
+        """Return the exchanges of this method."""
+        return Plan()
+
+    def setup_server(self, server: Party, infos: Mapping[int, ClientInfo], ctx: Context) -> None:
+        """Lay out the server's state, side models and memory. Called once."""
+
+    def slots(self, server: Party, info: ClientInfo, ctx: Context) -> IndexMap:
+        """Return which part of the server's state this client holds (its view)."""
+        return {}
+
+    def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
+        """Return what this client receives at the start of a step."""
+        return Message()
+
+    def fuse(self, server: Party, replies: Mapping[int, Message], step: Step, ctx: Context) -> None:
+        """Take in the replies of a step, in ascending client id. May train at the server with `ctx.run`."""
+
+    # --- at the client, which never sees the server: its inbox is all it knows ---
+
+    def setup_client(self, client: Party, ctx: Context) -> None:
+        """Add side models and first memories. Must give the same result whenever it is called."""
+
+    def loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
+        """Return the loss of the default local stage; pure in (parameters, batch, aux)."""
+        return F.cross_entropy(nets["main"](batch.x), batch.y)
+
+    def local(self, client: Party, step: Step, ctx: Context) -> Local:
+        """Do the client's work of a step: yield stages, return the reply."""
+        yield Stage(self.loss)
+        return None
+
+    # --- at either ---
+
+    def serves(self, server: Party) -> bool:
+        """Tell whether the server has a model of its own to measure."""
+        return "main" in server.models
+
+    def predict(self, party: Party, x: Tensor, ctx: Context) -> Tensor:
+        """Return logits (or scores) of a party's model for evaluation, in prediction mode."""
+        logits: Tensor = party.main(x)
+        return logits
+
+
+@dataclass(frozen=True)
+class Participation:
+    """Who takes part in a round.
+
+    Attributes
+    ----------
+    share
+        Share of the clients drawn at random for each round (at least one).
+    dropout
+        Share of the clients that miss the round.
+    who
+        `random`: other clients each round; `weakest`: those with the smallest models, for good.
+    """
+
+    share: float = 1.0
+    dropout: float = 0.0
+    who: str = "random"
+
+    def select(self, infos: Mapping[int, ClientInfo], rng: torch.Generator) -> tuple[int, ...]:
+        """Return this round's participants in ascending order; never none."""
+        ids = sorted(infos)
+        missing = min(round(self.dropout * len(ids)), len(ids) - 1)
+        if missing and self.who == "weakest":
+            by_size = sorted(ids, key=lambda i: (infos[i].parameters, i))
+            ids = sorted(by_size[missing:])
+            missing = 0
+        wanted = max(1, round(self.share * len(infos)))
+        order = [ids[i] for i in torch.randperm(len(ids), generator=rng).tolist()]
+        chosen = order[: min(wanted, len(order))]
+        # Those who drop out do so after they were drawn: the round goes on with the others.
+        lost = min(round(self.dropout * len(chosen)), len(chosen) - 1) if missing else 0
+        return tuple(sorted(chosen[: len(chosen) - lost]))
+
+
+@dataclass
+class Replies:
+    """What came back from an exchange."""
+
+    messages: dict[int, Message] = field(default_factory=dict)
+    losses: dict[int, float] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)  # client -> why it is missing

@@ -1,0 +1,111 @@
+"""Check what a method needs against models and data before anything trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from polyfed.core.errors import InputError
+from polyfed.core.method import Method
+from polyfed.core.party import Blueprint, ClientInfo
+from polyfed.core.samples import Samples
+
+EXPLAINED = {
+    "same_arch": "the same architecture at every client",
+    "family": "architectures of one family (layers with common names)",
+    "width": "a width-scalable network",
+    "features": "a model with features(x) and head(z)",
+    "feature_dim": "features of the same size at every client",
+    "split3": "a model that can be cut in three (stem, middle, head)",
+    "public": "public data at all parties",
+    "images": "image inputs",
+    "batchnorm": "networks with BatchNorm",
+    "mlp": "fully connected networks",
+    "same_depth": "networks of the same depth",
+    "label_counts": "the number of samples of each class at every client",
+    "builds": "architectures that the server can build",
+}
+
+REMEDIES = {
+    "features": "wrap the model with polyfed.adapt(model, head=...)",
+    "feature_dim": "set feature_dim to give all models features of one size",
+    "split3": "wrap the model with polyfed.adapt(model, head=..., stem=...)",
+    "public": "add public data (--public N or --public NAME:N)",
+    "same_arch": "give all clients one model",
+    "width": "use width rates of one network, such as cnn:16-32@1,cnn:16-32@0.5",
+}
+
+
+def check_needs(
+    method: Method,
+    infos: Sequence[ClientInfo],
+    blueprints: Mapping[str, Blueprint],
+    public: Samples | None,
+    input_shape: tuple[int, ...],
+    alternatives: Callable[[], Sequence[Method]] = tuple,
+) -> None:
+    """Refuse a run whose models or data lack what the method needs.
+
+    Raises
+    ------
+    InputError
+        One sentence with the client, what is missing, and which methods would work.
+    """
+    method.check()
+    problem = missing(method, infos, blueprints, public, input_shape)
+    if problem is None:
+        return
+    working = sorted(
+        other.name for other in alternatives() if missing(other, infos, blueprints, public, input_shape) is None
+    )
+    hint = f" Methods that would work: {', '.join(working)}." if working else ""
+    raise InputError(f"{method.name} needs {problem}.{hint}")
+
+
+def missing(
+    method: Method,
+    infos: Sequence[ClientInfo],
+    blueprints: Mapping[str, Blueprint],
+    public: Samples | None,
+    input_shape: tuple[int, ...],
+) -> str | None:
+    """Return the first unmet need in words, or None."""
+    for need in sorted(method.requirements()):
+        found = _lacking(need, infos, blueprints, public, input_shape)
+        if found is not None:
+            remedy = f": {REMEDIES[need]}" if need in REMEDIES else ""
+            return f"{EXPLAINED[need]}, but {found}{remedy}"
+    return None
+
+
+def _lacking(
+    need: str,
+    infos: Sequence[ClientInfo],
+    blueprints: Mapping[str, Blueprint],
+    public: Samples | None,
+    input_shape: tuple[int, ...],
+) -> str | None:
+    if need == "public":
+        return "there is none" if public is None or not len(public) else None
+    if need == "images":
+        return f"inputs have shape {list(input_shape)}" if len(input_shape) != 3 else None
+    if need == "label_counts":
+        return next((f"{i} does not give them" for i in infos if i.label_counts is None), None)
+    first = infos[0]
+    for info in infos:
+        mine, reference = blueprints[info.architecture], blueprints[first.architecture]
+        if need in {"features", "split3", "width", "batchnorm", "mlp", "exits"} and need not in mine.properties:
+            return f"{info} has {info.architecture}, which does not offer it"
+        if need == "builds" and mine.build is None:
+            return f"the model of {info} is known to that client only"
+        if need == "same_arch" and info.architecture != first.architecture:
+            return f"{first} has {first.architecture} and {info} has {info.architecture}"
+        if need == "family" and (mine.family is None or mine.family != reference.family):
+            return f"{first} has {first.architecture} and {info} has {info.architecture}"
+        if need == "feature_dim":
+            if mine.feature_dim is None:
+                return f"{info} has {info.architecture}, which does not offer features"
+            if mine.feature_dim != reference.feature_dim:
+                return f"{first} has {reference.feature_dim} features and {info} has {mine.feature_dim}"
+        if need == "same_depth" and len(mine.shapes) != len(reference.shapes):
+            return f"{first} has {first.architecture} and {info} has {info.architecture}"
+    return None

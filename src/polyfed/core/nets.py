@@ -1,0 +1,141 @@
+"""Handles through which a pure loss sees its models.
+
+A loss gets `nets["main"]` and calls it, or its `features`, `head`, `stem`, `middle`; it asks for the parameters by
+name. The same loss then runs on a live module (one client at a time) or on stacked states of many clients under
+`torch.func.vmap`, and cannot tell the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+TRAIN, STILL, EVAL = "train", "still", "eval"
+_NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+
+
+class Net:
+    """A module in one of three modes.
+
+    `train`: as in ordinary training. `still`: as in training, but running statistics of BatchNorm do not move (for a
+    second pass whose inputs are not this client's data). `eval`: as in prediction.
+    """
+
+    def __init__(self, module: nn.Module, mode: str = TRAIN) -> None:
+        self.module = module
+        self.mode = mode
+
+    def still(self) -> Net:
+        """Return the same network with running statistics held still."""
+        return Net(self.module, STILL)
+
+    def eval(self) -> Net:
+        """Return the same network in prediction mode."""
+        return Net(self.module, EVAL)
+
+    def parameters(self) -> Mapping[str, Tensor]:
+        """Return the parameters by name."""
+        return dict(self.module.named_parameters())
+
+    def call(self, method: str, *inputs: Tensor) -> Tensor:
+        """Call a method of the module in this handle's mode."""
+        with mode(self.module, self.mode):
+            output: Tensor = self.module(*inputs) if method == "forward" else getattr(self.module, method)(*inputs)
+        return output
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.call("forward", x)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return the input of the last layer."""
+        return self.call("features", x)
+
+    def head(self, z: Tensor) -> Tensor:
+        """Return the logits of features."""
+        return self.call("head", z)
+
+    def stem(self, x: Tensor) -> Tensor:
+        """Return the output of the first part (three-way split)."""
+        return self.call("stem", x)
+
+    def middle(self, s: Tensor) -> Tensor:
+        """Return the features of a stem output (three-way split)."""
+        return self.call("middle", s)
+
+
+class FunctionalNet(Net):
+    """The same handle over explicit parameters and buffers instead of the module's own.
+
+    Buffers are passed in, so that `torch.func.grad` and `vmap` accept their in-place update.
+    """
+
+    def __init__(
+        self, module: nn.Module, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor], mode: str = TRAIN
+    ):
+        super().__init__(module, mode)
+        self.params = params
+        self.buffers = buffers
+
+    def still(self) -> FunctionalNet:  # noqa: D102
+        return FunctionalNet(self.module, self.params, self.buffers, STILL)
+
+    def eval(self) -> FunctionalNet:  # noqa: D102
+        return FunctionalNet(self.module, self.params, self.buffers, EVAL)
+
+    def parameters(self) -> Mapping[str, Tensor]:  # noqa: D102
+        return self.params
+
+    def call(self, method: str, *inputs: Tensor) -> Tensor:  # noqa: D102
+        state = {f"module.{name}": tensor for name, tensor in (*self.params.items(), *self.buffers.items())}
+        with mode(self.module, self.mode):
+            output: Tensor = torch.func.functional_call(_Dispatch(self.module), state, (method, *inputs))
+        return output
+
+
+class _Dispatch(nn.Module):
+    """Let `functional_call` reach any method, not only `forward`."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, method: str, *inputs: Tensor) -> Any:
+        return self.module(*inputs) if method == "forward" else getattr(self.module, method)(*inputs)
+
+
+@contextmanager
+def mode(module: nn.Module, wanted: str) -> Iterator[None]:
+    """Run the block with the module in the given mode and leave it in training mode."""
+    if wanted == TRAIN:
+        if not module.training:
+            module.train()
+        yield
+        return
+    if wanted == EVAL:
+        module.eval()
+        try:
+            yield
+        finally:
+            module.train()
+        return
+    # A norm layer in training mode with `track_running_stats` off uses the batch and touches no buffer; setting the
+    # flag (instead of saving and restoring buffers) keeps autograd's version check happy.
+    if not module.training:
+        module.train()
+    norms = [m for m in module.modules() if isinstance(m, _NORMS) and m.track_running_stats]
+    for norm in norms:
+        norm.track_running_stats = False
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.track_running_stats = True
+
+
+def has_batch_norm(module: nn.Module) -> bool:
+    """Tell whether a batch of one sample cannot be trained on."""
+    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())

@@ -1,0 +1,172 @@
+"""The parties of a federation: the server and its clients, and what is known about each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from polyfed.core.message import Message, State
+from polyfed.core.rng import SERVER, generator, seeded
+from polyfed.core.samples import Samples
+
+Memory = dict[str, Any]  # tensors, numbers, words, and lists or string-keyed dicts of them: it is checkpointed
+
+
+@dataclass(frozen=True)
+class ClientInfo:
+    """All that the server knows about a client."""
+
+    id: int
+    samples: int
+    architecture: str
+    parameters: int = 0
+    label_counts: tuple[int, ...] | None = None  # only for methods whose `needs` include "label_counts"
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"client {self.id}" + (f" ({self.name})" if self.name else "")
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What is known about an architecture: enough to lay out, check and (where code is shared) build its states."""
+
+    name: str
+    shapes: dict[str, tuple[int, ...]]  # every tensor of the state dict
+    buffers: frozenset[str]  # which of them are not parameters
+    properties: frozenset[str]  # "features", "split3", "width", "batchnorm", ...
+    feature_dim: int | None
+    num_classes: int
+    family: str | None
+    parameters: int
+    initial: State = field(repr=False)  # the common initial state of this architecture
+    build: Callable[[], nn.Module] | None = field(default=None, repr=False)
+
+
+@dataclass
+class PartyData:
+    """The data a party can see. A client: its own. The server: the public set and perhaps a validation set."""
+
+    train: Samples | None = None
+    validation: Samples | None = None
+    public: Samples | None = None
+
+
+class Party:
+    """The server or one client: its models, what it remembers between rounds, its mail and its data.
+
+    Attributes
+    ----------
+    models
+        `"main"` and any side models. They are live modules whose tensors belong to this party while it is active.
+    memory
+        Persists across rounds and through checkpoints.
+    inbox
+        The last message received in this exchange.
+    state
+        Server only: the shared tensors that view-based methods keep (a superset of the clients' tensors).
+    """
+
+    def __init__(self, id: int, info: ClientInfo | None, data: PartyData) -> None:
+        self.id = id
+        self.info = info
+        self.data = data
+        self.models: dict[str, nn.Module] = {}
+        self.memory: Memory = {}
+        self.inbox = Message()
+        self.state: State = {}
+
+    @property
+    def main(self) -> nn.Module:
+        """The party's own network."""
+        return self.models["main"]
+
+    @property
+    def train(self) -> Samples:
+        """The party's own training data."""
+        assert self.data.train is not None, "this party has no training data"
+        return self.data.train
+
+    @property
+    def public(self) -> Samples:
+        """The public set (methods that use it declare `needs = {"public"}`)."""
+        assert self.data.public is not None, "this party has no public data"
+        return self.data.public
+
+    def __str__(self) -> str:
+        return "server" if self.id == SERVER else str(self.info)
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a client trains when the method does not say otherwise."""
+
+    epochs: int = 1
+    batch_size: int = 32
+    optimizer: str = "sgd"  # sgd | adam | adamw
+    lr: float = 0.05
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float | None = None  # limit of the gradient norm
+    decay: float = 1.0  # the learning rate is multiplied by this ...
+    decay_every: int = 1  # ... after so many epochs of a stage
+    round_decay: float = 1.0  # and by this after every round
+
+
+@dataclass
+class Context:
+    """Where in the run we are, and the run's common settings. Given to every hook."""
+
+    seed: int
+    round: int  # 1, 2, ...; 0 before the rounds
+    rounds: int
+    training: Training
+    num_classes: int
+    input_shape: tuple[int, ...]
+    clients: int  # how many there are in all
+    public_classes: int | None = None  # set when the public data has labels of its own, apart from the private ones
+    participants: tuple[int, ...] = ()  # of this exchange, in ascending order
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    blueprints: dict[str, Blueprint] = field(default_factory=dict)
+    infos: dict[int, ClientInfo] = field(default_factory=dict)  # empty at the clients: they do not know each other
+    run_stage: Callable[[Any, Party, str], float] | None = field(default=None, repr=False)
+    records: dict[str, Any] = field(default_factory=dict, repr=False)
+    cache: dict[Any, Any] = field(default_factory=dict, repr=False)  # what can be computed again: not checkpointed
+
+    def rng(self, purpose: str, party: Party | int | None = None) -> torch.Generator:
+        """Return a fresh generator for this purpose, this round and this party (None: the server)."""
+        client = SERVER if party is None else party if isinstance(party, int) else party.id
+        return generator(self.seed, purpose, self.round, client)
+
+    def initialised(self, purpose: str, build: Callable[[], nn.Module]) -> nn.Module:
+        """Build a side model from its own seed, the same for all parties that use the same purpose."""
+        with seeded(self.seed, f"init/{purpose}"):
+            return build().to(self.device)
+
+    def run(self, stage: Any, party: Party, name: str = "server") -> float:
+        """Run a stage here and now (the server's own training inside `fuse`). Returns its mean loss."""
+        assert self.run_stage is not None
+        return self.run_stage(stage, party, name)
+
+    def log(self, name: str, value: float | int | str | list[Any] | dict[str, Any]) -> None:
+        """Put a value of the method into this round's line of the history."""
+        self.records[name] = value
+
+
+def state_of(module: nn.Module, buffers: bool = True) -> State:
+    """Return a detached view of a module's tensors by name."""
+    if buffers:
+        return {name: tensor.detach() for name, tensor in module.state_dict().items()}
+    return {name: tensor.detach() for name, tensor in module.named_parameters()}
+
+
+@torch.no_grad()
+def load_state(module: nn.Module, state: State) -> None:
+    """Copy the given tensors into the module; names that it does not have are an error."""
+    own = dict(module.state_dict())
+    for name, tensor in state.items():
+        own[name].copy_(tensor)

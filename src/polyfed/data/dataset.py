@@ -1,0 +1,269 @@
+"""What a data set is here, and every check that it must pass before anything trains on it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyfed.core.errors import InputError
+from polyfed.core.rng import numpy_generator
+from polyfed.core.samples import Samples, Scaling
+
+
+def build(
+    name: str,
+    train: tuple[Tensor, Any],
+    test: tuple[Tensor, Any],
+    *,
+    class_names: Sequence[str] | None = None,
+    num_classes: int | None = None,
+    columns: Mapping[str, np.ndarray] | None = None,
+    scaling: Scaling | None = None,
+    normalize: bool = True,
+) -> Dataset:
+    """Check inputs and labels and make a data set of them.
+
+    Parameters
+    ----------
+    name
+        What tables and messages call it.
+    train, test
+        Inputs as stored (images uint8 or float NCHW, or a feature table) and labels: integers or strings.
+    class_names
+        Names of the classes 0..C-1, where they are known.
+    num_classes
+        C, where it is known; otherwise the highest label plus one.
+    columns
+        Further values per training row.
+    scaling
+        How stored values become inputs; None: per-channel mean and standard deviation of the training part.
+    normalize
+        False leaves out mean and standard deviation.
+
+    Raises
+    ------
+    InputError
+        If the parts are empty or of different lengths or shapes, if inputs are not finite, or labels not usable.
+    """
+    parts = {"training": train, "test": test}
+    for part, (x, y) in parts.items():
+        if len(x) == 0:
+            raise InputError(f"The {part} set of '{name}' is empty: give at least one sample.")
+        if len(x) != len(y):
+            raise InputError(f"The {part} set of '{name}' has {len(x)} inputs but {len(y)} labels: give one for each.")
+        _check_finite(x, f"the {part} set of '{name}'")
+    if train[0].shape[1:] != test[0].shape[1:]:
+        raise InputError(
+            f"Samples of '{name}' have shape {tuple(train[0].shape[1:])} in the training set but "
+            f"{tuple(test[0].shape[1:])} in the test set: bring them to one shape (for images: resize=(height, width))."
+        )
+    train_y, test_y, names = _encode_labels(name, train[1], test[1], class_names, num_classes)
+    for column, values in (columns or {}).items():
+        if len(values) != len(train_y):
+            raise InputError(f"Column '{column}' of '{name}' has {len(values)} values for {len(train_y)} rows.")
+    if scaling is None:
+        scaling = measure(train[0]) if normalize else Scaling(divisor=_divisor(train[0]))
+    dataset = Dataset(
+        name=name,
+        train=Samples(train[0], train_y, scaling=scaling),
+        test=Samples(test[0], test_y, scaling=scaling),
+        num_classes=len(names),
+        class_names=names,
+        input_shape=tuple(train[0].shape[1:]),
+        columns=dict(columns or {}),
+        fingerprint="",
+    )
+    return replace(dataset, fingerprint=content_hash(dataset))
+
+
+def measure(x: Tensor) -> Scaling:
+    """Return the scaling that gives each channel (or feature) mean 0 and standard deviation 1 over these rows.
+
+    Bytes are counted in a histogram, so that the result is exact and the same on every machine.
+    """
+    divisor = _divisor(x)
+    channels = x.shape[1]
+    if x.dtype == torch.uint8 and channels <= 4:
+        values = np.arange(256, dtype=np.float64) / divisor
+        counts = np.stack([np.bincount(x[:, c].reshape(-1).numpy(), minlength=256) for c in range(channels)])
+        mean = counts @ values / counts.sum(1)
+        variance = (counts * (values[None] - mean[:, None]) ** 2).sum(1) / counts.sum(1)
+    else:
+        flat = x.numpy().reshape(len(x), channels, -1)
+        mean = flat.mean(axis=(0, 2), dtype=np.float64) / divisor
+        variance = flat.var(axis=(0, 2), dtype=np.float64) / divisor**2
+    deviation = np.sqrt(variance)
+    deviation[deviation < 1e-12] = 1.0  # a constant channel is shifted, not divided by nothing
+    return Scaling(tuple(mean.tolist()), tuple(deviation.tolist()), divisor)
+
+
+def subset(dataset: Dataset, limit: int | tuple[int | None, int | None] | None, seed: int) -> Dataset:
+    """Return a seeded random subset of at most so many training and test rows (one number holds for both).
+
+    Raises
+    ------
+    InputError
+        If a limit is below one.
+    """
+    if limit is None:
+        return dataset
+    train, test = (limit, limit) if isinstance(limit, int) else limit
+    for number in (train, test):
+        if number is not None and number < 1:
+            raise InputError(f"limit={limit} leaves no samples: give a number of rows of at least 1.")
+    train_rows = _draw_rows(len(dataset.train), train, seed, 0)
+    test_rows = _draw_rows(len(dataset.test), test, seed, 1)
+    smaller = replace(
+        dataset,
+        train=_copy_rows(dataset.train, train_rows),
+        test=_copy_rows(dataset.test, test_rows),
+        columns={key: values[train_rows] for key, values in dataset.columns.items()},
+    )
+    return replace(smaller, fingerprint=content_hash(smaller))
+
+
+def content_hash(dataset: Dataset) -> str:
+    """Return a hash over everything that training can see: inputs, labels, class names, scaling and columns."""
+    digest = hashlib.sha256()
+    for samples in (dataset.train, dataset.test):
+        for tensor in (samples.x, samples.y):
+            rows = tensor if samples.index is None else tensor[samples.index]
+            digest.update(f"{rows.dtype}{tuple(rows.shape)}".encode())
+            digest.update(rows.contiguous().numpy().data)
+    digest.update(repr((dataset.class_names, dataset.train.scaling, sorted(dataset.columns))).encode())
+    for key in sorted(dataset.columns):
+        digest.update("\0".join(map(str, dataset.columns[key].tolist())).encode())
+    return digest.hexdigest()
+
+
+def stratified_holdout(labels: np.ndarray, fraction: float, rng: np.random.Generator) -> np.ndarray:
+    """Return sorted rows to hold out: `fraction` of each class, by whole samples, at least one row in all.
+
+    A class with a single sample stays with the rest.
+    """
+    taken = []
+    for label in np.unique(labels):
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        taken.append(rows[: min(round(fraction * len(rows)), len(rows) - 1)])
+    held = np.concatenate(taken)
+    if len(held) == 0:
+        held = rng.permutation(len(labels))[:1]
+    return np.sort(held)
+
+
+def _draw_rows(total: int, limit: int | None, seed: int, stream: int) -> np.ndarray:
+    if limit is None or limit >= total:
+        return np.arange(total)
+    return np.sort(numpy_generator(seed, "limit", stream).permutation(total)[:limit])
+
+
+def _copy_rows(samples: Samples, rows: np.ndarray) -> Samples:
+    """Copy the rows, so that a small subset does not keep the whole set in memory."""
+    if len(rows) == len(samples):
+        return samples
+    index = samples.rows(torch.from_numpy(rows))
+    return replace(samples, x=samples.x[index], y=samples.y[index], index=None)
+
+
+def _divisor(x: Tensor) -> float:
+    return 255.0 if x.dtype == torch.uint8 else 1.0
+
+
+def _check_finite(x: Tensor, what: str) -> None:
+    if not x.is_floating_point():
+        return
+    finite = torch.isfinite(x).reshape(len(x), -1).all(1)
+    if not finite.all():
+        row = int((~finite).nonzero()[0])
+        raise InputError(
+            f"Row {row} of {what} holds a value that is NaN or infinite "
+            f"({int((~finite).sum())} such rows): remove or repair them."
+        )
+
+
+def _encode_labels(
+    name: str, train: Any, test: Any, class_names: Sequence[str] | None, num_classes: int | None
+) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+    train, test = _one_per_row(name, train), _one_per_row(name, test)
+    if train.dtype.kind in "OUS" or test.dtype.kind in "OUS":
+        train, test = train.astype(str), test.astype(str)
+        names = tuple(class_names or sorted({*train.tolist(), *test.tolist()}))
+        number = {label: position for position, label in enumerate(names)}
+        for part in (train, test):
+            for row, label in enumerate(part.tolist()):
+                if label not in number:
+                    raise InputError(f"Label '{label}' in row {row} of '{name}' is not one of the classes {names}.")
+        train, test = (np.array([number[label] for label in part.tolist()]) for part in (train, test))
+        class_names = names
+    train, test = _whole_numbers(name, train), _whole_numbers(name, test)
+    classes = num_classes or (len(class_names) if class_names else int(max(train.max(), test.max())) + 1)
+    for part, values in (("training", train), ("test", test)):
+        wrong = (values < 0) | (values >= classes)
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise InputError(
+                f"Label {values[row]} in row {row} of the {part} set of '{name}' is outside 0..{max(classes, 1) - 1}: "
+                "number the classes from 0 or pass num_classes."
+            )
+    if num_classes is None and not class_names and classes > len(train) + len(test):
+        raise InputError(
+            f"The labels of '{name}' go up to {classes - 1} in only {len(train) + len(test)} rows: "
+            "number the classes from 0 without gaps, or pass num_classes."
+        )
+    names = tuple(class_names or ())[:classes]
+    names += tuple(str(label) for label in range(len(names), classes))
+    return torch.from_numpy(train), torch.from_numpy(test), names
+
+
+def _one_per_row(name: str, labels: Any) -> np.ndarray:
+    array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1:
+        raise InputError(
+            f"The labels of '{name}' have shape {array.shape}: give one class number per row (argmax of one-hot rows)."
+        )
+    return array
+
+
+def _whole_numbers(name: str, labels: np.ndarray) -> np.ndarray:
+    if labels.dtype.kind not in "buif":
+        raise InputError(f"The labels of '{name}' are of type {labels.dtype}: give class numbers or strings.")
+    if labels.dtype.kind == "f":
+        wrong = ~np.isfinite(labels) | (labels != np.floor(labels))
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise InputError(f"Label {labels[row]} in row {row} of '{name}' is not a class number: give whole numbers.")
+    return labels.astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set with its official test set kept apart.
+
+    `columns` holds further values per training row (hospital, writer), `fingerprint` is a hash of the content
+    that a resumed run compares, and `recipe` says how `load` was called (`source` is None when the data came
+    as objects and cannot be loaded again by name).
+    """
+
+    name: str
+    train: Samples
+    test: Samples
+    num_classes: int
+    class_names: tuple[str, ...]
+    input_shape: tuple[int, ...]
+    columns: dict[str, np.ndarray]
+    fingerprint: str
+    recipe: dict[str, Any] = field(default_factory=lambda: {"source": None})
+
+    def __repr__(self) -> str:
+        return (
+            f"Dataset({self.name}: {len(self.train)} training and {len(self.test)} test samples, "
+            f"{self.num_classes} classes, shape {self.input_shape})"
+        )

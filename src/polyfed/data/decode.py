@@ -1,0 +1,165 @@
+"""Encoded images and arrays of any layout become tensors: images as uint8 NCHW, features as float32."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from polyfed.core.errors import InputError
+
+CHUNK = 256  # images a unit of work: large enough to hide the cost of handing it to a thread
+SMALL = 4096  # below this many bytes an image decodes faster than threads can hand over the interpreter lock
+CHANNELS = (1, 3, 4)
+LUMINANCE = (0.299, 0.587, 0.114)  # the weights that PIL uses for grey
+
+
+def decode_images(blobs: Sequence[bytes | Path], what: str, resize: tuple[int, int] | None = None) -> Tensor:
+    """Decode encoded images (bytes or files) into one uint8 tensor NCHW.
+
+    A set with both grey and colour images becomes RGB. Images are resized only when `resize` is given.
+
+    Raises
+    ------
+    InputError
+        If an image cannot be decoded (with its row), or the images have different sizes.
+    """
+    if not blobs:
+        raise InputError(f"{what} holds no images.")
+    chunks = [(start, blobs[start : start + CHUNK]) for start in range(0, len(blobs), CHUNK)]
+    workers = 1 if _mean_size(blobs) < SMALL else min(len(chunks), os.cpu_count() or 1, 8)
+    if workers == 1:
+        pieces = [_decode_chunk(start, chunk, what, resize) for start, chunk in chunks]
+    else:
+        with ThreadPoolExecutor(workers) as pool:
+            pieces = list(pool.map(lambda item: _decode_chunk(item[0], item[1], what, resize), chunks))
+    images = [image for piece in pieces for image in piece]
+    sizes = Counter(image.shape[:2] for image in images)
+    if len(sizes) > 1:
+        common = ", ".join(f"{h}x{w} ({count} images)" for (h, w), count in sizes.most_common(3))
+        raise InputError(f"{what} has images of {len(sizes)} different sizes, {common}: pass resize=(height, width).")
+    if len({image.ndim for image in images}) > 1:
+        images = [np.repeat(image[:, :, None], 3, axis=2) if image.ndim == 2 else image for image in images]
+    stacked = np.stack(images)
+    if stacked.ndim == 3:
+        return torch.from_numpy(stacked).unsqueeze(1)
+    return torch.from_numpy(np.ascontiguousarray(stacked.transpose(0, 3, 1, 2)))
+
+
+def image_to_array(image: Any, resize: tuple[int, int] | None = None) -> np.ndarray:
+    """Turn a PIL image into uint8, [H, W] for grey and [H, W, 3] for colour."""
+    from PIL import Image
+
+    if image.mode.startswith("I"):  # 16-bit grey, as in many medical sets: PIL would clip it at 255
+        image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+    elif image.mode in ("1", "LA"):
+        image = image.convert("L")
+    elif image.mode not in ("L", "RGB"):
+        image = image.convert("RGB")
+    if resize is not None and (image.height, image.width) != resize:
+        even = _shrinks_evenly((image.height, image.width), resize)
+        method = Image.Resampling.BOX if even else Image.Resampling.BILINEAR
+        image = image.resize((resize[1], resize[0]), method)
+    return np.asarray(image)
+
+
+def as_inputs(x: Any, what: str) -> Tensor:
+    """Turn an array or tensor of samples into the form that is stored.
+
+    Images NHWC, NCHW or NHW become NCHW: a second dimension of 1, 3 or 4 is read as channels first, otherwise a
+    last one as channels last. uint8 stays uint8, and so do integer images within 0..255; the rest is float32.
+    """
+    array = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
+    if array.dtype.kind not in "buif":
+        raise InputError(f"{what} must be numbers, not {array.dtype}: convert the inputs to a numeric array first.")
+    if array.ndim < 2:
+        raise InputError(f"{what} has shape {array.shape}: give one row per sample, [samples, features] or images.")
+    if array.ndim == 3:
+        array = array[:, None]
+    elif array.ndim == 4 and array.shape[1] not in CHANNELS and array.shape[3] in CHANNELS:
+        array = array.transpose(0, 3, 1, 2)
+    if array.dtype.kind in "iu" and array.dtype != np.uint8 and array.ndim == 4 and array.size:
+        fits = array.min() >= 0 and array.max() <= 255
+        array = array.astype(np.uint8 if fits else np.float32)
+    elif array.dtype != np.uint8:
+        with np.errstate(over="ignore"):  # becomes infinite, which the check for finite inputs names with its row
+            array = array.astype(np.float32)
+    return torch.from_numpy(np.require(array, requirements=["C", "W"]))
+
+
+def fit_images(x: Tensor, shape: tuple[int, ...], what: str) -> Tensor:
+    """Bring images NCHW to `shape` (channels, height, width): grey to RGB or back, then resized.
+
+    Raises
+    ------
+    InputError
+        If the samples are not images, or the number of channels cannot be converted.
+    """
+    if tuple(x.shape[1:]) == tuple(shape):
+        return x
+    if x.dim() != 4 or len(shape) != 3:
+        raise InputError(f"{what} has samples of shape {tuple(x.shape[1:])}, which cannot be turned into {shape}.")
+    channels, height, width = shape
+    if x.shape[1] == 1 and channels > 1:
+        x = x.expand(-1, channels, -1, -1)
+    elif x.shape[1] >= 3 and channels == 1:
+        weights = torch.tensor(LUMINANCE).view(1, 3, 1, 1)
+        x = _round_like((x[:, :3].float() * weights).sum(1, keepdim=True), x.dtype)
+    elif x.shape[1] == 4 and channels == 3:
+        x = x[:, :3]
+    elif x.shape[1] != channels:
+        raise InputError(f"{what} has {x.shape[1]} channels, which cannot be turned into {channels}.")
+    return resize_images(x, (height, width)).contiguous()
+
+
+def resize_images(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """Resize images NCHW: the mean of the pixels when both sides shrink by whole factors, else bilinear."""
+    old = (x.shape[2], x.shape[3])
+    if old == size:
+        return x
+    pieces = []
+    for piece in x.split(4096):  # in pieces, because the arithmetic needs four times the memory of uint8
+        if _shrinks_evenly(old, size):
+            new = functional.avg_pool2d(piece.float(), (old[0] // size[0], old[1] // size[1]))
+        else:
+            new = functional.interpolate(piece.float(), size, mode="bilinear", antialias=True, align_corners=False)
+        pieces.append(_round_like(new, x.dtype))
+    return torch.cat(pieces)
+
+
+def _mean_size(blobs: Sequence[bytes | Path]) -> float:
+    first = blobs[:CHUNK]
+    return sum(blob.stat().st_size if isinstance(blob, Path) else len(blob) for blob in first) / len(first)
+
+
+def _decode_chunk(
+    start: int, blobs: Sequence[bytes | Path], what: str, resize: tuple[int, int] | None
+) -> list[np.ndarray]:
+    from PIL import Image
+
+    images = []
+    for offset, blob in enumerate(blobs):
+        try:
+            with Image.open(blob if isinstance(blob, Path) else io.BytesIO(blob)) as image:
+                images.append(image_to_array(image, resize))
+        except (OSError, ValueError, SyntaxError, TypeError) as error:  # PIL reports damage with all of these
+            where = blob if isinstance(blob, Path) else f"row {start + offset} of {what}"
+            raise InputError(f"{where} is not a readable image ({error}): remove or replace it.") from error
+    return images
+
+
+def _shrinks_evenly(old: tuple[int, int], new: tuple[int, int]) -> bool:
+    return old[0] % new[0] == 0 and old[1] % new[1] == 0
+
+
+def _round_like(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return (x + 0.5).clamp(0, 255).to(dtype) if dtype == torch.uint8 else x.to(dtype)

@@ -1,0 +1,77 @@
+"""Data that is in memory already: arrays, torch data sets, Hugging Face data sets, our own samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from polyfed.core.errors import InputError
+from polyfed.core.samples import Samples
+from polyfed.data.dataset import Dataset
+from polyfed.data.decode import as_inputs, image_to_array
+from polyfed.data.tables import Part, convert, table_of
+
+
+def part_of(source: Any, options: Mapping[str, Any] | None = None) -> Part:
+    """Return inputs and labels of data given as an object.
+
+    Parameters
+    ----------
+    source
+        A pair of arrays or tensors, a map-style torch Dataset with items (input, label), a Hugging Face Dataset,
+        `Samples`, or a `Dataset` of ours (its training part).
+    options
+        `inputs`, `label`, `columns` and `resize`, as `load` takes them.
+
+    Raises
+    ------
+    InputError
+        If it is none of these, or its items do not fit together.
+    """
+    options = options or {}
+    if isinstance(source, Dataset):
+        part = part_of(source.train)
+        return Part(part.inputs, part.labels, source.class_names, source.columns)
+    if isinstance(source, Samples):
+        return Part(source.x[source.rows()], source.labels().numpy(), None, {})
+    if isinstance(source, tuple | list) and len(source) == 2 and all(hasattr(item, "__len__") for item in source):
+        return Part(as_inputs(source[0], "The input array"), _plain(source[1]), None, {})
+    if hasattr(source, "features") and hasattr(source, "with_format"):
+        picks = {key: options[key] for key in ("inputs", "label", "columns", "resize") if key in options}
+        return convert(table_of(source, "the data set"), **picks)
+    if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not isinstance(source, dict):
+        return _from_items(source, options.get("resize"))
+    raise InputError(
+        f"Data of type {type(source).__name__} cannot be loaded: give a name, a path, a pair (inputs, labels) of "
+        "arrays, or a map-style torch Dataset with items (input, label)."
+    )
+
+
+def _from_items(source: Any, resize: tuple[int, int] | None) -> Part:
+    """Read a map-style torch Dataset item by item, once."""
+    inputs, labels, pictures = [], [], False
+    for row in range(len(source)):
+        item = source[row]
+        if not isinstance(item, tuple | list) or len(item) < 2:
+            raise InputError(f"Item {row} of the data set is not a pair (input, label): give such items.")
+        pictures = hasattr(item[0], "convert")
+        inputs.append(image_to_array(item[0], resize) if pictures else _plain(item[0]))
+        labels.append(_plain(item[1]))
+        old, new = inputs[0].shape, inputs[-1].shape
+        if (old[:2] != new[:2]) if pictures else (old != new):
+            raise InputError(
+                f"Item {row} of the data set has shape {new}, but item 0 has {old}: "
+                "bring all items to one shape (for PIL images: resize=(height, width))."
+            )
+    if not inputs:
+        raise InputError("The data set has no items: give at least one sample.")
+    if pictures and len({image.ndim for image in inputs}) > 1:
+        inputs = [np.repeat(image[:, :, None], 3, axis=2) if image.ndim == 2 else image for image in inputs]
+    return Part(as_inputs(np.stack(inputs), "The input array"), np.stack(labels), None, {})
+
+
+def _plain(values: Any) -> np.ndarray:
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)

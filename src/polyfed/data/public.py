@@ -1,0 +1,121 @@
+"""Public data: samples that the server and every client may see, brought to the clients' input shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from polyfed.core.errors import InputError
+from polyfed.core.rng import numpy_generator
+from polyfed.core.samples import Samples, Scaling
+from polyfed.data.dataset import Dataset, build
+from polyfed.data.decode import fit_images
+from polyfed.data.objects import part_of
+from polyfed.data.sources import load
+
+
+@dataclass(frozen=True)
+class Public:
+    """The public samples, their number of classes, and the training rows they take from the clients (if any)."""
+
+    samples: Samples | None
+    classes: int | None
+    rows: np.ndarray
+    recipe: Any  # what to write into a recipe; None when there is no public set or it came as an object
+    fingerprint: str = ""
+
+
+def make_public(data: Dataset, public: Any, seed: int) -> Public:
+    """Make the public set of a split.
+
+    Parameters
+    ----------
+    data
+        The clients' data set.
+    public
+        None; a number or a fraction of training rows to hold out from the clients; a name with an optional number
+        of rows (`cifar100:5000`); a `Dataset`, `Samples`, a pair of arrays, an array of inputs, or a torch Dataset.
+    seed
+        Which rows are drawn.
+
+    Raises
+    ------
+    InputError
+        If nothing would be left for the clients, or the samples cannot be brought to the clients' shape.
+    """
+    if isinstance(public, str):
+        public = _read(public)
+    if public is None:
+        return Public(None, None, np.empty(0, dtype=np.int64), None)
+    if isinstance(public, int | float):
+        return _held_out(data, public, seed)
+    recipe, number, source = None, None, public
+    if isinstance(public, tuple) and len(public) == 2 and isinstance(public[0], str):
+        name, number = public
+        if name == data.recipe["source"]:
+            raise InputError(
+                f"The public set '{name}' is the clients' own data set, so they would share rows: "
+                "give public=N to hold N rows out from the clients."
+            )
+        recipe = name if number is None else f"{name}:{number}"
+        source = load(name, resize=data.input_shape[1:] if len(data.input_shape) == 3 else None)
+    if isinstance(source, np.ndarray | torch.Tensor):  # inputs alone: nothing is known of their classes
+        source = (source, np.zeros(len(source), dtype=np.int64))
+    if isinstance(source, Dataset):
+        samples, classes, fingerprint = source.train, source.num_classes, source.fingerprint
+    else:
+        part = part_of(source)
+        known = source.scaling if isinstance(source, Samples) else None
+        checked = build("the public set", (part.inputs, part.labels), (part.inputs, part.labels), scaling=known)
+        samples, fingerprint = checked.train, checked.fingerprint
+        classes = None if isinstance(public, np.ndarray | torch.Tensor) else checked.num_classes
+    if number is not None and number > len(samples):
+        raise InputError(f"The public set '{recipe}' has only {len(samples)} rows: ask for at most that many.")
+    if number is not None:
+        rows = np.sort(numpy_generator(seed, "public").permutation(len(samples))[:number])
+        samples = samples.select(torch.from_numpy(rows))
+    empty = np.empty(0, dtype=np.int64)
+    return Public(_like(data, samples), classes, empty, recipe, f"{fingerprint}:{number}:{seed}")
+
+
+def _read(text: str) -> Any:
+    """Read `500`, `0.1`, `NAME` or `NAME:N`."""
+    try:
+        return float(text) if "." in text else int(text)
+    except ValueError:
+        pass
+    name, colon, number = text.rpartition(":")
+    if colon and number.isdigit():
+        if int(number) < 1:
+            raise InputError(f"The public set '{text}' would be empty: ask for at least 1 row.")
+        return name, int(number)
+    return text, None
+
+
+def _held_out(data: Dataset, public: float, seed: int) -> Public:
+    total = len(data.train)
+    number = public if isinstance(public, int) else round(public * total)
+    if isinstance(public, bool) or (isinstance(public, float) and not 0 < public < 1):
+        raise InputError(f"public={public} is not possible: give a number of rows, or a fraction between 0 and 1.")
+    if not 1 <= number < total:
+        raise InputError(
+            f"public={public} takes {number} of {total} training rows: give at least 1 and leave some to the clients."
+        )
+    rows = np.sort(numpy_generator(seed, "public").permutation(total)[:number])
+    return Public(data.train.select(torch.from_numpy(rows)), data.num_classes, rows, public)
+
+
+def _like(data: Dataset, samples: Samples) -> Samples:
+    """Bring samples to the clients' shape and, where both are bytes, to the clients' normalisation."""
+    if tuple(samples.x.shape[1:]) != data.input_shape:
+        x = fit_images(samples.x[samples.rows()], data.input_shape, "The public set")
+        samples = replace(samples, x=x, y=samples.labels(), index=None)
+    private = data.train.scaling
+    if samples.x.dtype == torch.uint8 and data.train.x.dtype == torch.uint8:
+        return replace(samples, scaling=Scaling(private.mean, private.std, samples.scaling.divisor))
+    if len(samples.scaling.mean) not in (1, data.input_shape[0]):  # its colours were changed
+        return replace(samples, scaling=private)
+    return samples

@@ -1,0 +1,273 @@
+"""`split`: one data set becomes the data of many clients, with the official test set kept apart."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from polyfed.core.errors import InputError
+from polyfed.core.rng import numpy_generator
+from polyfed.core.samples import Samples
+from polyfed.data.dataset import Dataset, build
+from polyfed.data.dealing import check_room, check_sizes
+from polyfed.data.objects import part_of
+from polyfed.data.parse import FlowerPartitioner, as_partitioner
+from polyfed.data.partition import IID, Dirichlet, LabelSets, Quantity
+from polyfed.data.public import Public, make_public
+from polyfed.data.sources import load
+
+DEFAULT_CLIENTS = 10
+
+
+def split(
+    data: Dataset | str,
+    clients: int | None = None,
+    by: Any = IID(),  # noqa: B008 (frozen)
+    seed: int = 0,
+    validation: float = 0.0,
+    public: Any = None,
+    min_size: int = 1,
+) -> Clients:
+    """Deal the training rows of a data set to clients.
+
+    Parameters
+    ----------
+    data
+        A data set, or what `load` takes.
+    clients
+        How many; None: as many as the partitioner's natural groups, else 10.
+    by
+        A partitioner, its text (`dirichlet:0.5`), or a partitioner of `flwr_datasets`.
+    seed
+        The same seed gives the same split.
+    validation
+        Share of each client's rows kept apart for its own validation; at least one row stays for training.
+    public
+        Data for the server and all clients: a number or fraction of training rows to hold out from the clients,
+        a name such as `cifar100:5000`, or data as objects.
+    min_size
+        Each client has at least so many rows (before validation), or the split is refused.
+
+    Raises
+    ------
+    InputError
+        If the request cannot be met; the sentence names the client and what to do.
+    """
+    if not isinstance(data, Dataset):
+        data = load(data)
+    partitioner = as_partitioner(by)
+    if not 0 <= validation < 1:
+        raise InputError(f"validation={validation} is not possible: give a share of at least 0 and below 1.")
+    shared = make_public(data, public, seed)
+    rows = np.setdiff1d(np.arange(len(data.train)), shared.rows)
+    columns = {key: values[rows] for key, values in data.columns.items()}
+    labels = data.train.labels().numpy()[rows]
+    if clients is None:
+        clients = partitioner.natural_clients(labels, columns) or DEFAULT_CLIENTS
+    if not isinstance(partitioner, LabelSets) or not partitioner.share:
+        check_room(len(rows), clients, min_size)
+    if isinstance(partitioner, Dirichlet | Quantity):
+        partitioner = replace(partitioner, min_size=max(min_size, partitioner.min_size))
+    parts = partitioner.assign(labels, clients, numpy_generator(seed, "partition"), columns)
+    check_sizes(parts, min_size, "ask for fewer clients, a smaller min_size, or another seed or partition")
+    recipe = {
+        "data": data.recipe,
+        "clients": clients,
+        "by": None if isinstance(partitioner, FlowerPartitioner) else str(partitioner),
+        "seed": seed,
+        "validation": validation,
+        "public": shared.recipe,
+        "min_size": min_size,
+    }
+    again = data.recipe["source"] is not None and recipe["by"] is not None
+    recipe["repeatable"] = again and (public is None or shared.recipe is not None)
+    return _assemble(data, [rows[part] for part in parts], seed, validation, shared, recipe)
+
+
+def from_recipe(recipe: Mapping[str, Any]) -> Clients:
+    """Build clients again from what `Clients.recipe` says.
+
+    Raises
+    ------
+    InputError
+        If a part of them came as objects, which a recipe cannot hold.
+    """
+    if not recipe.get("repeatable"):
+        raise InputError("These clients were made from objects in memory: make them again in Python and pass them.")
+    options = dict(recipe["data"])
+    keys = ("clients", "by", "seed", "validation", "public", "min_size")
+    return split(load(options.pop("source"), **options), **{key: recipe[key] for key in keys})
+
+
+def _assemble(
+    data: Dataset, parts: Sequence[np.ndarray], seed: int, validation: float, public: Public, recipe: dict[str, Any]
+) -> Clients:
+    digest = hashlib.sha256(f"{data.fingerprint}|{public.fingerprint}".encode())
+    digest.update(public.rows.astype(np.int64).tobytes())
+    train: list[Samples] = []
+    held: list[Samples | None] = []
+    for client, part in enumerate(parts):
+        number = min(round(validation * len(part)), len(part) - 1)
+        order = numpy_generator(seed, "validation", client=client).permutation(len(part)) if number else None
+        for samples, rows in (
+            (held, np.empty(0, dtype=np.int64) if order is None else np.sort(part[order[:number]])),
+            (train, part if order is None else np.sort(part[order[number:]])),
+        ):
+            digest.update(f"{client}:{len(rows)}".encode())
+            digest.update(np.ascontiguousarray(rows, dtype=np.int64).tobytes())
+            samples.append(data.train.select(torch.from_numpy(rows.astype(np.int64))) if len(rows) else None)
+    return Clients(
+        name=data.name,
+        train=tuple(train),
+        validation=tuple(held),
+        test=data.test,
+        public=public.samples,
+        num_classes=data.num_classes,
+        class_names=data.class_names,
+        input_shape=data.input_shape,
+        fingerprint=digest.hexdigest(),
+        recipe=recipe,
+        public_classes=public.classes,
+    )
+
+
+@dataclass(frozen=True)
+class Clients:
+    """The data of all parties: what each client holds, what everybody may see, and the common test set.
+
+    `validation` has None for a client too small to spare a row. `public` keeps its labels (of `public_classes`
+    classes, which need not be the clients'), but a method treats it as unlabelled unless it says otherwise.
+    `recipe` can be written as JSON and, when `recipe["repeatable"]`, given to `from_recipe`.
+    """
+
+    name: str
+    train: tuple[Samples, ...]
+    validation: tuple[Samples | None, ...]
+    test: Samples
+    public: Samples | None
+    num_classes: int
+    class_names: tuple[str, ...]
+    input_shape: tuple[int, ...]
+    fingerprint: str
+    recipe: dict[str, Any] = field(default_factory=dict)
+    public_classes: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.train)
+
+    def __repr__(self) -> str:
+        sizes = [len(samples) for samples in self.train]
+        return f"Clients({self.name}: {len(self)} clients with {min(sizes)} to {max(sizes)} samples)"
+
+    def client(self, number: int) -> tuple[Samples, Samples | None]:
+        """Return the training and validation samples of one client.
+
+        Raises
+        ------
+        InputError
+            If there is no client with this number.
+        """
+        if not 0 <= number < len(self):
+            raise InputError(f"There is no client {number}: they are numbered 0 to {len(self) - 1}.")
+        return self.train[number], self.validation[number]
+
+    def label_counts(self) -> np.ndarray:
+        """Return how many training samples of each class each client has, [clients, classes]."""
+        return np.array([samples.label_counts(self.num_classes) for samples in self.train])
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row per client: number, samples, validation samples, classes, share of its largest class."""
+        return [
+            {
+                "client": number,
+                "samples": int(counts.sum()),
+                "validation": len(held) if held is not None else 0,
+                "classes": int((counts > 0).sum()),
+                "largest class": round(float(counts.max() / counts.sum()), 3),
+            }
+            for number, (counts, held) in enumerate(zip(self.label_counts(), self.validation, strict=True))
+        ]
+
+    def describe(self, most: int = 20) -> str:
+        """Return a small table as text: a line for each of the first clients, and what is common to all."""
+        rows = self.rows()
+        lines = ["client  samples  validation  classes  largest class"]
+        for row in rows[:most]:
+            lines.append(
+                f"{row['client']:>6}  {row['samples']:>7}  {row['validation']:>10}  {row['classes']:>7}  "
+                f"{row['largest class']:>13.0%}"
+            )
+        if len(rows) > most:
+            lines.append(f"   ...  and {len(rows) - most} more")
+        total = sum(row["samples"] for row in rows)
+        public = f", {len(self.public)} public" if self.public is not None else ""
+        lines.append(f"{self.name}: {len(self)} clients, {total} training samples{public}, {len(self.test)} for test")
+        return "\n".join(lines)
+
+    @classmethod
+    def from_parts(
+        cls,
+        parts: Sequence[Any],
+        *,
+        test: Any,
+        num_classes: int | None = None,
+        name: str = "own data",
+        class_names: Sequence[str] | None = None,
+        validation: float = 0.0,
+        public: Any = None,
+        seed: int = 0,
+        normalize: bool = True,
+    ) -> Clients:
+        """Make clients of data that is separate already.
+
+        Parameters
+        ----------
+        parts
+            One entry per client: a pair of arrays `(inputs, labels)`, a torch Dataset, `Samples` or a `Dataset`.
+        test
+            The common test set, of the same kind.
+        num_classes, class_names
+            The classes, where they are not the highest label plus one.
+        validation, public, seed
+            As in `split`; a `public` number is not possible here, because no common rows are held.
+        normalize
+            False leaves out mean and standard deviation (otherwise taken over all clients together).
+
+        Raises
+        ------
+        InputError
+            If there are no parts, a client has no data, or samples of different shapes.
+        """
+        if not parts:
+            raise InputError("There are no clients: give at least one part.")
+        if isinstance(public, int | float) or (isinstance(public, str) and public.replace(".", "", 1).isdigit()):
+            raise InputError("Separate parts have no common rows to hold out: give public as a name or as data.")
+        read = [part_of(part) for part in parts]
+        for client, part in enumerate(read):
+            if len(part.inputs) == 0:
+                raise InputError(f"Client {client} has no samples: give it some or leave it out.")
+            if len(part.inputs) != len(part.labels):
+                raise InputError(f"Client {client} has {len(part.inputs)} inputs but {len(part.labels)} labels.")
+            if part.inputs.shape[1:] != read[0].inputs.shape[1:] or part.inputs.dtype != read[0].inputs.dtype:
+                raise InputError(
+                    f"Client {client} has samples of shape {tuple(part.inputs.shape[1:])} ({part.inputs.dtype}), but "
+                    f"client 0 has {tuple(read[0].inputs.shape[1:])} ({read[0].inputs.dtype}): bring them to one form."
+                )
+        ends = np.cumsum([len(part.inputs) for part in read])
+        held = part_of(test)
+        data = build(
+            name,
+            (torch.cat([part.inputs for part in read]), np.concatenate([part.labels for part in read])),
+            (held.inputs, held.labels),
+            num_classes=num_classes,
+            class_names=class_names,
+            normalize=normalize,
+        )
+        indices = np.split(np.arange(ends[-1]), ends[:-1])
+        recipe = {"data": {"source": None}, "clients": len(read), "seed": seed, "repeatable": False}
+        return _assemble(data, indices, seed, validation, make_public(data, public, seed), recipe)

@@ -1,0 +1,234 @@
+"""Arrow tables (parquet files, Hub data sets) become inputs, labels and further columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from polyfed.core.errors import InputError
+from polyfed.data.decode import as_inputs, decode_images
+
+if TYPE_CHECKING:
+    import pyarrow
+
+LABELS = ("label", "labels", "fine_label", "target", "class", "y")
+IMAGES = ("image", "img", "x", "pixels", "features")
+
+
+@dataclass(frozen=True)
+class Table:
+    """One split: the rows, the class names of its label columns, and a name for messages."""
+
+    rows: pyarrow.Table
+    class_names: dict[str, tuple[str, ...]]
+    what: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one split gives: inputs, labels (numbers or strings), class names if known, further columns."""
+
+    inputs: Tensor
+    labels: np.ndarray
+    class_names: tuple[str, ...] | None
+    columns: dict[str, np.ndarray]
+
+
+def read_parquet(files: Sequence[Path]) -> Table:
+    """Read one split from its parquet files.
+
+    Raises
+    ------
+    InputError
+        If a file is missing, truncated or not parquet; the file is named.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pieces = []
+    for file in files:
+        try:
+            pieces.append(pq.read_table(file, partitioning=None))
+        except (OSError, pa.ArrowException) as error:
+            reason = str(error).splitlines()[0].rstrip(".")
+            raise InputError(
+                f"{file} cannot be read as a parquet file ({reason}): it may be truncated; copy or download it again."
+            ) from error
+    try:
+        rows = pa.concat_tables(pieces)
+    except pa.ArrowException as error:
+        raise InputError(f"{files[0]} and the other pieces of its split have different columns.") from error
+    return Table(rows, _names_from_metadata(pieces[0].schema.metadata), str(files[0]))
+
+
+def table_of(dataset: Any, what: str) -> Table:
+    """Take the rows out of a `datasets.Dataset`, without decoding images one by one."""
+    names = {
+        column: tuple(feature.names)
+        for column, feature in dataset.features.items()
+        if type(feature).__name__ == "ClassLabel" and feature.names
+    }
+    return Table(dataset.with_format("arrow")[:], names, what)
+
+
+def convert(
+    table: Table,
+    *,
+    inputs: str | None = None,
+    label: str | None = None,
+    columns: Sequence[str] = (),
+    resize: tuple[int, int] | None = None,
+) -> Part:
+    """Find the input and label columns of a table and turn them into arrays.
+
+    Without an image or list column, all number columns but the label and `columns` are the features.
+
+    Raises
+    ------
+    InputError
+        If a column is missing (with the columns there are), empty, or of a type that cannot be used.
+    """
+    present = table.rows.column_names
+    for name in (inputs, label, *columns):
+        if name is not None and name not in present:
+            raise InputError(f"{table.what} has no column '{name}': its columns are {', '.join(present)}.")
+    label = label or _find_label(table)
+    x_columns = [inputs] if inputs else _find_inputs(table, label, columns)
+    x = _features(table, x_columns, resize)
+    labels = _labels(table, label)
+    others = {
+        name: _scalars(table, name)
+        for name in present
+        if name != label and name not in x_columns and (name in columns or _is_scalar(table.rows.schema.field(name)))
+    }
+    return Part(x, labels, table.class_names.get(label), others)
+
+
+def _names_from_metadata(metadata: dict[bytes, bytes] | None) -> dict[str, tuple[str, ...]]:
+    """Read the class names that `datasets` writes into the metadata of a parquet file."""
+    try:
+        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
+        return {
+            column: tuple(feature["names"])
+            for column, feature in features.items()
+            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and feature.get("names")
+        }
+    except (KeyError, TypeError, ValueError):
+        return {}
+
+
+def _find_label(table: Table) -> str:
+    present = table.rows.column_names
+    for name in LABELS:
+        if name in present:
+            return name
+    if len(table.class_names) == 1:
+        return next(iter(table.class_names))
+    raise InputError(
+        f"{table.what} has no column that looks like a label; its columns are {', '.join(present)}: "
+        "pass label='...' with the right one."
+    )
+
+
+def _find_inputs(table: Table, label: str, columns: Sequence[str]) -> list[str]:
+    import pyarrow.types as types
+
+    fields = [field for field in table.rows.schema if field.name != label and field.name not in columns]
+    whole = [field.name for field in fields if _is_encoded(field.type) or _is_list(field.type)]
+    if whole:
+        preferred = [name for name in IMAGES if name in whole]
+        if len(whole) > 1 and not preferred:
+            raise InputError(f"{table.what} has several input columns ({', '.join(whole)}): pass inputs='...' for one.")
+        return [(preferred or whole)[0]]
+    numbers = [
+        field.name
+        for field in fields
+        if (types.is_integer(field.type) or types.is_floating(field.type)) and field.name not in table.class_names
+    ]
+    if not numbers:
+        raise InputError(
+            f"{table.what} has no image or number columns besides '{label}'; its columns are "
+            f"{', '.join(table.rows.column_names)}: pass inputs='...'."
+        )
+    return numbers
+
+
+def _features(table: Table, names: list[str], resize: tuple[int, int] | None) -> Tensor:
+    field = table.rows.schema.field(names[0])
+    if len(names) == 1 and _is_encoded(field.type):
+        return decode_images(_blobs(table, names[0]), table.what, resize)
+    if len(names) == 1 and _is_list(field.type):
+        try:
+            return as_inputs(np.array(table.rows[names[0]].to_pylist()), f"Column '{names[0]}' of {table.what}")
+        except ValueError as error:
+            raise InputError(f"Column '{names[0]}' of {table.what} has rows of different lengths.") from error
+    return as_inputs(np.stack([_scalars(table, name) for name in names], axis=1), table.what)
+
+
+def _blobs(table: Table, name: str) -> list[bytes | Path]:
+    import pyarrow.types as types
+
+    blobs: list[bytes | Path] = []
+    for chunk in table.rows[name].chunks:
+        if not types.is_struct(chunk.type):
+            blobs.extend(chunk.to_pylist())
+            continue
+        encoded = chunk.field("bytes").to_pylist()
+        if chunk.type.get_field_index("path") >= 0:  # images of a local set may be named instead of contained
+            paths = chunk.field("path").to_pylist()
+            encoded = [Path(path) if blob is None and path else blob for blob, path in zip(encoded, paths, strict=True)]
+        blobs.extend(encoded)
+    for row, blob in enumerate(blobs):
+        if blob is None or (isinstance(blob, Path) and not blob.is_file()):
+            raise InputError(f"Row {row} of {table.what} has no image in column '{name}': remove the row.")
+    return blobs
+
+
+def _labels(table: Table, name: str) -> np.ndarray:
+    column = table.rows[name]
+    if column.null_count:
+        row = column.to_pylist().index(None)
+        raise InputError(f"Row {row} of {table.what} has no label in column '{name}': remove the row.")
+    return np.array(column.to_pylist())
+
+
+def _scalars(table: Table, name: str) -> np.ndarray:
+    """Return a column as numbers or strings; class numbers become their names, a missing value NaN or ''."""
+    import pyarrow.types as types
+
+    column = table.rows[name]
+    names = table.class_names.get(name)
+    if names is not None:
+        return np.array(["" if value is None or value < 0 else names[value] for value in column.to_pylist()])
+    kind = column.type
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind):
+        return column.to_numpy() if column.null_count == 0 else column.cast("float64").to_numpy()
+    return np.array(["" if value is None else str(value) for value in column.to_pylist()], dtype=str)
+
+
+def _is_encoded(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    if types.is_struct(kind):
+        return bool(kind.get_field_index("bytes") >= 0)
+    return bool(types.is_binary(kind) or types.is_large_binary(kind))
+
+
+def _is_list(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    kind = getattr(kind, "storage_type", kind)  # Array2D and its like are lists underneath
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _is_scalar(field: Any) -> bool:
+    import pyarrow.types as types
+
+    tests = (types.is_integer, types.is_floating, types.is_boolean, types.is_string, types.is_large_string)
+    return any(test(field.type) for test in tests)

@@ -1,0 +1,61 @@
+"""One file for each paper. Every `Method` with a name in this package is found by itself: no list to keep."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from dataclasses import fields
+from functools import cache
+from typing import Any
+
+from polyfed.core.errors import InputError, unknown
+from polyfed.core.method import Method
+
+
+@cache
+def registry() -> dict[str, type[Method]]:
+    """Return all methods of the package by name."""
+    found: dict[str, type[Method]] = {}
+    for module in pkgutil.iter_modules(__path__, f"{__name__}."):
+        for value in vars(importlib.import_module(module.name)).values():
+            if isinstance(value, type) and issubclass(value, Method) and value.__module__ == module.name and value.name:
+                found[value.name] = value
+    return dict(sorted(found.items()))
+
+
+def find(name: str) -> type[Method]:
+    """Return the method of this name; `package.module:Class` names one of your own.
+
+    Raises
+    ------
+    InputError
+        With the nearest known name.
+    """
+    if ":" in name:
+        return _imported(name)
+    if name not in registry():
+        raise unknown("method", name, registry())
+    return registry()[name]
+
+
+def make(name: str, options: dict[str, Any] | None = None) -> Method:
+    """Return a method with its hyper-parameters; an unknown one is refused with the nearest name."""
+    kind = find(name)
+    known = {field.name for field in fields(kind)}
+    for option in options or {}:
+        if option not in known:
+            raise unknown(f"option of method {name}", option, known or {"(it has none)"})
+    method = kind(**(options or {}))
+    method.check()
+    return method
+
+
+def _imported(name: str) -> type[Method]:
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"Cannot import method '{name}': {error}.") from error
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise InputError(f"'{name}' is not a polyfed Method: subclass polyfed.Method (see CONTRIBUTING.md).")
+    return found

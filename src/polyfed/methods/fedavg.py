@@ -1,0 +1,125 @@
+"""FedAvg: Communication-Efficient Learning of Deep Networks from Decentralized Data.
+
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas, AISTATS 2017. https://arxiv.org/abs/1602.05629
+
+Each participant starts from the server's tensors, trains on its own data and returns them; the server takes the
+weighted mean. With a view that is not `full` the same code averages layer by layer, by architecture, or by slices.
+
+Deviations:
+    Integer buffers (BatchNorm's batch counter) are neither sent nor averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from polyfed.core.errors import InputError
+from polyfed.core.message import Message, State
+from polyfed.core.method import Local, Method, Step
+from polyfed.core.party import Blueprint, ClientInfo, Context, Party, load_state, state_of
+from polyfed.core.stage import Stage
+from polyfed.core.views import SameArch, Shared, View, largest_first, resolve_view
+from polyfed.ops.aggregate import IndexMap, Part, extract, scatter_mean
+
+
+@dataclass(frozen=True)
+class FedAvg(Method):
+    """Average what clients have in common.
+
+    Parameters
+    ----------
+    view
+        Which tensors are common: `full`, `owned` (layer-wise), `same_arch`, `prefix` (width slices), `shared:NAMES`
+        (only those layers), or `auto`, the most that the clients' architectures allow.
+    weighting
+        `samples`: by the number of training samples n_k; `uniform`: equal.
+    buffers
+        BatchNorm's running statistics: `average` them like parameters, or `local` (each client keeps its own).
+    """
+
+    name: ClassVar[str] = "fedavg"
+    paper: ClassVar[str] = "McMahan et al. 2017"
+    family: ClassVar[str] = "parameters"
+    sends: ClassVar[str] = "model weights and the number of samples"
+    shares: ClassVar[frozenset[str]] = frozenset({"main"})
+
+    view: str = "auto"
+    weighting: str = "samples"
+    buffers: str = "average"
+
+    def check(self) -> None:
+        """Refuse unknown words."""
+        if self.weighting not in ("samples", "uniform"):
+            raise InputError(f"{self.name}: weighting is 'samples' or 'uniform', not '{self.weighting}'.")
+        if self.buffers not in ("average", "local"):
+            raise InputError(f"{self.name}: buffers is 'average' or 'local', not '{self.buffers}'.")
+
+    def policy(self, ctx: Context) -> View:
+        """Return the view policy for the architectures of this federation."""
+        if "view" not in ctx.cache:
+            ctx.cache["view"] = resolve_view(self.view, ctx.blueprints, self.buffers == "average")
+        policy: View = ctx.cache["view"]
+        return policy
+
+    def setup_server(self, server: Party, infos: Mapping[int, ClientInfo], ctx: Context) -> None:
+        """Lay out the shared tensors; build the largest architecture to measure the global model."""
+        server.state = self.policy(ctx).layout(ctx.blueprints)
+        largest = self.global_architecture(ctx)
+        if largest is not None and largest.build is not None:
+            server.models["main"] = largest.build().to(ctx.device)
+            self.refresh(server, ctx)
+
+    def global_architecture(self, ctx: Context) -> Blueprint | None:
+        """Return the architecture of the global model, or None where the shared tensors do not make one."""
+        several = isinstance(self.policy(ctx), SameArch) and len(ctx.blueprints) > 1
+        largest = largest_first(ctx.blueprints)[0]
+        if several or isinstance(self.policy(ctx), Shared):
+            return None
+        return None if self.buffers == "local" and "batchnorm" in largest.properties else largest
+
+    def refresh(self, server: Party, ctx: Context) -> None:
+        """Load the shared tensors into the global model."""
+        largest = self.global_architecture(ctx)
+        if largest is not None and "main" in server.models:
+            load_state(server.main, extract(server.state, self.policy(ctx).slots(largest, ctx.blueprints)))
+
+    def slots(self, server: Party, info: ClientInfo, ctx: Context) -> IndexMap:
+        """Return the client's view: it depends on its architecture only."""
+        key = "slots", info.architecture
+        if key not in ctx.cache:
+            ctx.cache[key] = self.policy(ctx).slots(ctx.blueprints[info.architecture], ctx.blueprints)
+        slots: IndexMap = ctx.cache[key]
+        return slots
+
+    def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
+        """Send the client its part of the shared tensors."""
+        return Message(params={"main": extract(server.state, self.slots(server, info, ctx))})
+
+    def stage(self, client: Party, ctx: Context) -> Stage:
+        """Return the local training; methods built on FedAvg change it here."""
+        return Stage(self.loss)
+
+    def local(self, client: Party, step: Step, ctx: Context) -> Local:
+        """Train, then return the tensors that were received."""
+        yield self.stage(client, ctx)
+        return Message(params={"main": self.shared(client)}, meta={"samples": len(client.train)})
+
+    def shared(self, client: Party) -> State:
+        """Return those of the client's tensors that it shares: the ones it was sent."""
+        own = state_of(client.main)
+        return {name: own[name] for name in client.inbox.params["main"]}
+
+    def weight(self, reply: Message) -> float:
+        """Return a client's weight a_k in the mean."""
+        return float(reply.meta["samples"]) if self.weighting == "samples" else 1.0
+
+    def fuse(self, server: Party, replies: Mapping[int, Message], step: Step, ctx: Context) -> None:
+        """Take the weighted mean of every entry over the clients that hold it."""
+        scatter_mean(server.state, (self.part(server, client, reply, ctx) for client, reply in replies.items()))
+        self.refresh(server, ctx)
+
+    def part(self, server: Party, client: int, reply: Message, ctx: Context) -> Part:
+        """Return one client's contribution to the mean."""
+        return Part(reply.params["main"], self.slots(server, ctx.infos[client], ctx), self.weight(reply))

@@ -1,0 +1,187 @@
+"""FedMD: Heterogenous Federated Learning via Model Distillation.
+
+Li, Wang, NeurIPS workshop 2019. https://arxiv.org/abs/1910.03581
+
+Models of any architecture; only logits on a public set travel. Each round clients move towards the mean logits
+("digest"), then train on their own data ("revisit").
+
+Deviations:
+    Pre-training runs for a fixed number of epochs instead of until convergence.
+    Public labels are used only in pre-training; `public_epochs=0` needs none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyfed.core.errors import InputError
+from polyfed.core.message import Message
+from polyfed.core.method import Local, Method, Plan, Step
+from polyfed.core.nets import EVAL, mode
+from polyfed.core.party import ClientInfo, Context, Party
+from polyfed.core.rng import seed_of
+from polyfed.core.samples import Samples
+from polyfed.core.stage import Aux, Batch, Stage
+from polyfed.ops.aggregate import weighted_mean
+from polyfed.ops.distance import LOGIT_LOSSES
+
+PRETRAIN = Step("pretrain", who="all", down=False, up=False, evaluate="initial")
+LOGITS = Step("logits")
+UPDATE = Step("update", up=False)
+
+
+@dataclass(frozen=True)
+class FedMD(Method):
+    """Exchange logits on public data.
+
+    Parameters
+    ----------
+    subset
+        Number N_a of public samples in a round, drawn anew each round and the same for all (at most all of them).
+    digest_epochs
+        Epochs towards the mean logits; 0 gives local training after pre-training.
+    digest_loss
+        `l1`, `l2`, or `ce` (soft cross-entropy).
+    digest_lr, digest_batch
+        Learning rate and batch size of the digest (None: the run's own).
+    public_epochs, private_epochs
+        Pre-training: epochs on labelled public data, then on private data.
+    """
+
+    name: ClassVar[str] = "fedmd"
+    paper: ClassVar[str] = "Li and Wang 2019"
+    family: ClassVar[str] = "logits"
+    needs: ClassVar[frozenset[str]] = frozenset({"public"})
+    sends: ClassVar[str] = "logits of the model on public samples"
+
+    subset: int = 1000
+    digest_epochs: int = 1
+    digest_loss: str = "l1"
+    digest_lr: float | None = None
+    digest_batch: int | None = None
+    public_epochs: int = 5
+    private_epochs: int = 5
+
+    def check(self) -> None:
+        """Refuse values that make no sense."""
+        if self.subset < 1:
+            raise InputError(f"{self.name}: subset must be at least 1, got {self.subset}.")
+        if self.digest_loss not in LOGIT_LOSSES:
+            raise InputError(f"{self.name}: digest_loss is one of {', '.join(LOGIT_LOSSES)}, not '{self.digest_loss}'.")
+        for field in ("digest_epochs", "public_epochs", "private_epochs"):
+            if getattr(self, field) < 0:
+                raise InputError(f"{self.name}: {field} must not be negative, got {getattr(self, field)}.")
+
+    def outputs(self, private_classes: int, public_classes: int | None) -> int:
+        """Public classes come first, then the private ones, if public labels are learned and are not the private ones."""
+        return private_classes + (public_classes or 0 if self.public_epochs else 0)
+
+    def plan(self) -> Plan:
+        """Pre-train once; in a round, logits go up and their mean comes down."""
+        return Plan(before=(PRETRAIN,), round=(LOGITS, UPDATE))
+
+    # --- server ---
+
+    def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
+        """Send the seed of this round's public subset, then the mean logits on it."""
+        if step.name == LOGITS.name:
+            return Message(meta={"subset_seed": seed_of(ctx.seed, "public-subset", ctx.round)})
+        if step.name == UPDATE.name:
+            return Message(data={"logits": server.memory["logits"]})
+        return Message()
+
+    def fuse(self, server: Party, replies: Mapping[int, Message], step: Step, ctx: Context) -> None:
+        """Take the mean of the logits over this round's participants."""
+        logits = [reply.data["logits"] for reply in replies.values()]
+        server.memory["logits"] = weighted_mean(logits, [1.0] * len(logits))
+
+    # --- client ---
+
+    def local(self, client: Party, step: Step, ctx: Context) -> Local:
+        """Pre-train; tell logits; digest their mean and revisit private data."""
+        if step.name == PRETRAIN.name:
+            yield from self.pretrain(client, ctx)
+            return None
+        if step.name == LOGITS.name:
+            client.memory["subset_seed"] = int(client.inbox.meta["subset_seed"])
+            return Message(data={"logits": logits_of(client.main, self.public_subset(client))})
+        yield from self.digest(client, client.inbox.data["logits"], ctx)
+        yield from self.revisit(client, ctx)
+        return None
+
+    def pretrain(self, client: Party, ctx: Context) -> Local:
+        """Train on labelled public data, then on private data."""
+        if self.public_epochs:
+            yield Stage(public_loss, data=client.public, epochs=self.public_epochs)
+        if self.private_epochs:
+            yield Stage(private_loss, aux=label_shift(ctx), epochs=self.private_epochs)
+        return None
+
+    def digest(self, client: Party, mean_logits: Tensor, ctx: Context) -> Local:
+        """Move towards the mean logits on the public subset."""
+        if self.digest_epochs:
+            yield self.distillation(self.public_subset(client), mean_logits, ctx)
+        return None
+
+    def revisit(self, client: Party, ctx: Context) -> Local:
+        """Train on private data."""
+        yield Stage(private_loss, aux=label_shift(ctx))
+        return None
+
+    def distillation(self, data: Samples, target: Tensor, ctx: Context) -> Stage:
+        """Return the stage that fits logits on `data` to `target`; public labels play no part."""
+        training = replace(
+            ctx.training,
+            lr=self.digest_lr or ctx.training.lr,
+            batch_size=self.digest_batch or ctx.training.batch_size,
+        )
+        columns = {"target": target}
+        return Stage(self.distance, data=data, columns=columns, epochs=self.digest_epochs, training=training)
+
+    def distance(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
+        """Return the distance of the logits to the batch's target logits."""
+        return LOGIT_LOSSES[self.digest_loss](nets["main"](batch.x), batch["target"])
+
+    def public_subset(self, party: Party) -> Samples:
+        """Return this round's public samples: the same rows, in the same order, for every party."""
+        rng = torch.Generator().manual_seed(party.memory["subset_seed"])
+        size = min(self.subset, len(party.public))
+        return party.public.select(torch.randperm(len(party.public), generator=rng)[:size])
+
+    # --- prediction ---
+
+    def predict(self, party: Party, x: Tensor, ctx: Context) -> Tensor:
+        """Return scores of the private classes; one more column is the best public class, which is always wrong."""
+        logits: Tensor = party.main(x)
+        shift = ctx.public_classes
+        if not shift:
+            return logits
+        return torch.cat([logits[:, shift:], logits[:, :shift].amax(1, keepdim=True)], dim=1)
+
+
+def public_loss(nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
+    """Return cross-entropy on labelled public data."""
+    return F.cross_entropy(nets["main"](batch.x), batch.y)
+
+
+def private_loss(nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
+    """Return cross-entropy on private data, whose labels come after the public ones."""
+    return F.cross_entropy(nets["main"](batch.x), batch.y + aux["shift"])
+
+
+def label_shift(ctx: Context) -> dict[str, Tensor]:
+    """Return where private labels start among the outputs."""
+    return {"shift": torch.tensor(ctx.public_classes or 0)}
+
+
+@torch.no_grad()
+def logits_of(model: nn.Module, data: Samples, chunk: int = 512) -> Tensor:
+    """Return the logits of a model on some samples, in prediction mode."""
+    with mode(model, EVAL):
+        return torch.cat([model(x) for x, _ in data.chunks(chunk)])

@@ -1,0 +1,96 @@
+"""FedProto: Federated Prototype Learning across Heterogeneous Clients.
+
+Tan, Long, Liu, Zhou, Lu, Jiang, Zhang, AAAI 2022. https://arxiv.org/abs/2105.00243
+
+Clients of any architecture exchange class means of their features and pull their own features towards the global ones.
+
+Deviations:
+    The printed mean divides twice (by the clients and by the class total); here it is the mean over all samples of a
+    class (`weighting="samples"`) or over its holders (`"uniform"`, as released code does).
+    Prototypes are collected after training in prediction mode, not while the model still moves.
+    A class that nobody held this round keeps its last prototype.
+    Class numbers travel with the prototypes (one byte each); the usual cost formula leaves them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyfed.core.errors import InputError
+from polyfed.core.message import Message
+from polyfed.core.method import Local, Method, Step
+from polyfed.core.party import ClientInfo, Context, Party
+from polyfed.core.stage import Aux, Batch, Stage
+from polyfed.ops.prototypes import class_means, mean_prototypes, merged, spread
+
+
+@dataclass(frozen=True)
+class FedProto(Method):
+    """Exchange class prototypes.
+
+    Parameters
+    ----------
+    lam
+        Weight lambda of the distance to the global prototype; 0 gives local training exactly.
+    weighting
+        `samples`: mean over all samples of a class; `uniform`: plain mean over its holders.
+    predict_with
+        `head`: the client's own classifier; `prototype`: the nearest global prototype.
+    """
+
+    name: ClassVar[str] = "fedproto"
+    paper: ClassVar[str] = "Tan et al. 2022"
+    family: ClassVar[str] = "prototypes"
+    needs: ClassVar[frozenset[str]] = frozenset({"feature_dim"})
+    sends: ClassVar[str] = "the mean feature vector and the number of samples of each class"
+
+    lam: float = 1.0
+    weighting: str = "samples"
+    predict_with: str = "head"
+
+    def check(self) -> None:
+        """Refuse values that make no sense."""
+        if self.lam < 0:
+            raise InputError(f"{self.name}: lam must not be negative, got {self.lam}.")
+        if self.weighting not in ("samples", "uniform"):
+            raise InputError(f"{self.name}: weighting is 'samples' or 'uniform', not '{self.weighting}'.")
+        if self.predict_with not in ("head", "prototype"):
+            raise InputError(f"{self.name}: predict_with is 'head' or 'prototype', not '{self.predict_with}'.")
+
+    def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
+        """Send the global prototypes that exist so far."""
+        return Message(data=dict(server.memory.get("prototypes", {})))
+
+    def loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
+        """Return CE + lambda·MSE(f(x), P[y]); a class without prototype contributes nothing."""
+        z = nets["main"].features(batch.x)
+        loss = F.cross_entropy(nets["main"].head(z), batch.y)
+        if self.lam == 0:
+            return loss
+        difference = (z - aux["prototypes"][batch.y]) * aux["known"][batch.y].unsqueeze(1)
+        return loss + self.lam * difference.pow(2).mean()
+
+    def local(self, client: Party, step: Step, ctx: Context) -> Local:
+        """Train towards the global prototypes, then return the client's own."""
+        prototypes, known = spread(client.inbox.data, ctx.num_classes, client.main.feature_dim)
+        yield Stage(self.loss, aux={"prototypes": prototypes, "known": known})
+        return Message(data=class_means(client.main, client.train, ctx.num_classes))
+
+    def fuse(self, server: Party, replies: Mapping[int, Message], step: Step, ctx: Context) -> None:
+        """Average prototypes class by class."""
+        fresh = mean_prototypes((reply.data for reply in replies.values()), ctx.num_classes, self.weighting)
+        server.memory["prototypes"] = merged(server.memory.get("prototypes", {}), fresh, ctx.num_classes)
+
+    def predict(self, party: Party, x: Tensor, ctx: Context) -> Tensor:
+        """Return logits, or minus the distance to each prototype (unknown classes are excluded)."""
+        if self.predict_with == "head" or "prototypes" not in party.inbox.data:
+            return super().predict(party, x, ctx)
+        z = party.main.features(x)
+        prototypes, known = spread(party.inbox.data, ctx.num_classes, z.shape[1])
+        return (-torch.cdist(z, prototypes)).masked_fill(known == 0, -1e9)

@@ -1,0 +1,17 @@
+"""Local training: no exchange at all. The control that every method must beat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from polyfed.core.method import Method
+
+
+@dataclass(frozen=True)
+class Local(Method):
+    """Each client trains on its own data and sends nothing."""
+
+    name: ClassVar[str] = "local"
+    paper: ClassVar[str] = "control: every client alone"
+    family: ClassVar[str] = "control"

@@ -1,0 +1,1 @@
+"""Pure mathematics shared by the methods."""

@@ -1,0 +1,44 @@
+"""Distances between model states and between predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def squared_distance(params: Mapping[str, Tensor], anchor: Mapping[str, Tensor]) -> Tensor:
+    """Return ||w - w0||^2 over the names of the anchor."""
+    total: Tensor | None = None
+    for name, value in anchor.items():
+        term = (params[name] - value).pow(2).sum()
+        total = term if total is None else total + term
+    return torch.zeros(()) if total is None else total
+
+
+def l1(student: Tensor, teacher: Tensor) -> Tensor:
+    """Return the mean absolute difference over batch and outputs."""
+    return F.l1_loss(student, teacher)
+
+
+def l2(student: Tensor, teacher: Tensor) -> Tensor:
+    """Return the mean squared difference over batch and outputs."""
+    return F.mse_loss(student, teacher)
+
+
+def soft_cross_entropy(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
+    """Return `-sum_j p_j log q_j`, p from the teacher's logits and q from the student's, mean over the batch."""
+    target = torch.softmax(teacher / temperature, dim=1)
+    return -(target * torch.log_softmax(student / temperature, dim=1)).sum(dim=1).mean()
+
+
+def kl_divergence(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
+    """Return `KL(p || q)`, p from the teacher's logits and q from the student's, mean over the batch."""
+    log_target = torch.log_softmax(teacher / temperature, dim=1)
+    log_student = torch.log_softmax(student / temperature, dim=1)
+    return (log_target.exp() * (log_target - log_student)).sum(dim=1).mean()
+
+
+LOGIT_LOSSES = {"l1": l1, "l2": l2, "ce": soft_cross_entropy, "kl": kl_divergence}

@@ -1,0 +1,144 @@
+"""What a run leaves behind: the history, the cost, the models, and a summary for `result.json`."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any
+
+from safetensors.torch import save
+from torch import nn
+
+from polyfed.core.checkpoint import write_atomic, write_json
+from polyfed.core.cost import DOWN, UP, CostMeter
+from polyfed.core.errors import InputError
+
+PACKAGES = ("polyfed", "torch", "numpy", "safetensors", "datasets", "scikit-learn")
+LAST = 5  # rounds whose mean is reported beside the last one
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a result depends on."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+class Models(Mapping[int, nn.Module]):
+    """The clients' models after the run, made when asked for: `result.models[3]`."""
+
+    def __init__(self, ids: list[int], make: Callable[[int], nn.Module]) -> None:
+        self._ids = ids
+        self._make = make
+
+    def __getitem__(self, client: int) -> nn.Module:
+        if client not in self._ids:
+            raise InputError(f"There is no client {client}: they are numbered 0 to {len(self._ids) - 1}.")
+        return self._make(client)
+
+    def __iter__(self) -> Any:
+        return iter(self._ids)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+
+@dataclass
+class Result:
+    """The outcome of one run."""
+
+    method: str
+    seed: int
+    rounds: int
+    history: list[dict[str, Any]]
+    cost: CostMeter
+    architectures: list[str]  # of every client
+    samples: list[int]  # of every client
+    config: dict[str, Any] = field(default_factory=dict)
+    models: Models = field(default_factory=lambda: Models([], lambda _: nn.Identity()), repr=False)
+    server_model: nn.Module | None = field(default=None, repr=False)
+    directory: Path | None = None
+    pooled: bool = False  # the "clients" of the history are architectures that saw all data
+
+    def accuracy(self) -> dict[str, Any]:
+        """Return the final accuracies: of each client, their mean, spread and worst, and the global model's."""
+        measured = [line for line in self.history if "accuracy" in line]
+        if not measured:
+            return {}
+        last = measured[-1]["accuracy"]
+        per_client = self._spread(last["per_client"])
+        rounds = [line["accuracy"] for line in measured if line["phase"] == "round"][-LAST:]
+        before = [line["accuracy"]["mean"] for line in measured if line["phase"] == "before"]
+        summary: dict[str, Any] = {
+            "mean": fmean(per_client),
+            "std": pstdev(per_client),
+            "worst": min(per_client),
+            "per_client": per_client,
+            "global": last["global"],
+            "last_five": fmean(fmean(self._spread(a["per_client"])) for a in rounds) if rounds else None,
+            "before_rounds": before[0] if before else None,
+        }
+        if "validation" in last:
+            summary["validation"] = last["validation"]
+        return summary
+
+    def best_round(self) -> int:
+        """Return the round with the best mean accuracy on validation data (never on test data)."""
+        lines = [line for line in self.history if line["phase"] == "round" and "validation" in line.get("accuracy", {})]
+        if not lines:
+            raise InputError("Choosing a round needs validation data: split(..., validation=0.1).")
+        return int(max(lines, key=lambda line: line["accuracy"]["validation"])["round"])
+
+    def summary(self) -> dict[str, Any]:
+        """Return the content of `result.json`."""
+        cost = self.cost.dump()
+        return {
+            "method": self.method,
+            "seed": self.seed,
+            "rounds": self.rounds,
+            "accuracy": self.accuracy(),
+            "architectures": self.architectures,
+            "cost": {
+                "bytes_up": self.cost.total(UP),
+                "bytes_down": self.cost.total(DOWN),
+                "wire_up": self.cost.wire[UP],
+                "wire_down": self.cost.wire[DOWN],
+                "per_client": {direction: cost["bytes"][direction] for direction in (UP, DOWN)},
+                "kinds": cost["kinds"],
+                "peak_memory": self.cost.peak_memory,
+                "seconds": {k: cost["seconds"].get(k, 0.0) for k in ("send", "local", "fuse", "evaluate", "total")},
+            },
+            "versions": versions(),
+        }
+
+    def save(self, directory: str | Path) -> None:
+        """Write `result.json` and the clients' models (safetensors) into a directory."""
+        directory = Path(directory)
+        for client in self.models:
+            state = {name: tensor.contiguous() for name, tensor in self.models[client].state_dict().items()}
+            write_atomic(directory / "models" / f"client-{client}.safetensors", save(state))
+        if self.server_model is not None:
+            state = {name: tensor.contiguous() for name, tensor in self.server_model.state_dict().items()}
+            write_atomic(directory / "models" / "server.safetensors", save(state))
+        write_json(directory / "result.json", self.summary())
+
+    def table(self) -> Any:
+        """Return a rich table of the clients: who has what, and how good it is."""
+        from polyfed.tables import client_table
+
+        return client_table(self)
+
+    def _spread(self, values: list[float]) -> list[float]:
+        """Give every client the value of its architecture where the data was pooled."""
+        if not self.pooled:
+            return values
+        order = list(dict.fromkeys(self.architectures))
+        return [values[order.index(architecture)] for architecture in self.architectures]
