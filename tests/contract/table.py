@@ -7,7 +7,11 @@ from typing import Any
 
 import numpy as np
 
+import polyfed as pf
+from polyfed.core.federation import Federation
 from polyfed.data import Clients
+from polyfed.methods import make
+from polyfed.result import Result
 
 MIXED = ("mlp:1x16", "mlp:2x16", "cnn:4-8")
 WIDTHS = ("cnn:8-16,bn@1", "cnn:8-16,bn@0.5")
@@ -65,3 +69,64 @@ def synthetic(clients: int = 4, per_client: int = 18, classes: int = 3, seed: in
     return Clients.from_parts(
         parts, test=draw(60), num_classes=classes, name="synthetic", public=draw(40)[0] if public else None, seed=seed
     )
+
+
+def run_case(
+    case: Case,
+    rounds: int = 2,
+    seed: int = 0,
+    lr: float = 0.05,
+    participation: float = 1.0,
+    out: Any = None,
+    digits: bool = False,
+    sizes: tuple[int, ...] | None = None,
+    single_class: int | None = None,
+    watch: Any = None,
+    observers: Any = (),
+    **more: Any,
+) -> Result:
+    """Run a case in its small setting. `digits`: on named data, so that the run can be resumed from its directory."""
+    if digits:
+        data = pf.load("digits", limit=(150, 60))
+        clients = pf.split(data, clients=3, by="dirichlet:1.0", seed=0, public=30 if case.public else None)
+    elif sizes:
+        clients = unequal(sizes, single_class, case.public)
+    else:
+        clients = synthetic(public=case.public)
+    before = Federation._phase
+    if watch is not None:
+
+        def watched(self: Federation, phase: str, number: int, steps: Any, evaluate: bool) -> None:
+            watch(self, phase, number)
+            before(self, phase, number, steps, evaluate)
+
+        Federation._phase = watched  # type: ignore[method-assign]
+    try:
+        return pf.run(
+            make(case.method, case.options),
+            clients,
+            case.models,
+            rounds=rounds,
+            training=pf.Training(epochs=2, batch_size=8, lr=lr),
+            seed=seed,
+            out=out,
+            participation=participation,
+            feature_dim=case.feature_dim,
+            checkpoint_seconds=0.0,
+            observers=observers,
+            **more,
+        )
+    finally:
+        Federation._phase = before  # type: ignore[method-assign]
+
+
+def unequal(sizes: tuple[int, ...], single_class: int | None, public: bool) -> Clients:
+    """Clients of the given sizes; one of them holds samples of one class only."""
+    rng = np.random.default_rng(0)
+
+    def draw(n: int, one_class: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        y = np.zeros(n, dtype=np.int64) if one_class else rng.integers(0, 3, n)
+        return rng.normal(size=(n, 1, 8, 8)).astype(np.float32), y
+
+    parts = [draw(size, client == single_class) for client, size in enumerate(sizes)]
+    return Clients.from_parts(parts, test=draw(30), num_classes=3, public=draw(24)[0] if public else None)

@@ -17,7 +17,7 @@ from polyfed.data import IID, ByColumn, Clients, Dirichlet, LabelSets, from_reci
 def toy(count=40, classes=4, seed=0, **options):
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(count, 3)).astype(np.float32)
-    return load((x, np.arange(count) % classes), test=(x[:8], np.arange(8) % classes), **options)
+    return load((x, np.arange(count) % classes), test=(x[:8], np.arange(len(x[:8])) % classes), **options)
 
 
 def rows_of(samples):

@@ -19,7 +19,7 @@ from polyfed.core.errors import InputError
 
 CHUNK = 256  # images a unit of work: large enough to hide the cost of handing it to a thread
 SMALL = 4096  # below this many bytes an image decodes faster than threads can hand over the interpreter lock
-CHANNELS = (1, 3, 4)
+CHANNELS = (1, 3)
 LUMINANCE = (0.299, 0.587, 0.114)  # the weights that PIL uses for grey
 
 
@@ -66,17 +66,19 @@ def image_to_array(image: Any, resize: tuple[int, int] | None = None) -> np.ndar
     elif image.mode not in ("L", "RGB"):
         image = image.convert("RGB")
     if resize is not None and (image.height, image.width) != resize:
-        even = _shrinks_evenly((image.height, image.width), resize)
-        method = Image.Resampling.BOX if even else Image.Resampling.BILINEAR
-        image = image.resize((resize[1], resize[0]), method)
+        height, width = resize
+        if _shrinks_evenly((image.height, image.width), resize):
+            image = image.reduce((image.width // width, image.height // height))
+        else:
+            image = image.resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(image)
 
 
 def as_inputs(x: Any, what: str) -> Tensor:
     """Turn an array or tensor of samples into the form that is stored.
 
-    Images NHWC, NCHW or NHW become NCHW: a second dimension of 1, 3 or 4 is read as channels first, otherwise a
-    last one as channels last. uint8 stays uint8, and so do integer images within 0..255; the rest is float32.
+    Images NHWC, NCHW or NHW become NCHW: channels are last where the last dimension is 1 or 3 and the second is
+    not, or where square images have 4 of them; otherwise they are first. uint8 stays uint8, and so do integer images within 0..255; the rest is float32.
     """
     array = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
     if array.dtype.kind not in "buif":
@@ -85,7 +87,7 @@ def as_inputs(x: Any, what: str) -> Tensor:
         raise InputError(f"{what} has shape {array.shape}: give one row per sample, [samples, features] or images.")
     if array.ndim == 3:
         array = array[:, None]
-    elif array.ndim == 4 and array.shape[1] not in CHANNELS and array.shape[3] in CHANNELS:
+    elif array.ndim == 4 and _channels_last(array.shape):
         array = array.transpose(0, 3, 1, 2)
     if array.dtype.kind in "iu" and array.dtype != np.uint8 and array.ndim == 4 and array.size:
         fits = array.min() >= 0 and array.max() <= 255
@@ -155,6 +157,12 @@ def _decode_chunk(
             where = blob if isinstance(blob, Path) else f"row {start + offset} of {what}"
             raise InputError(f"{where} is not a readable image ({error}): remove or replace it.") from error
     return images
+
+
+def _channels_last(shape: tuple[int, ...]) -> bool:
+    if shape[3] == 4:
+        return shape[1] == shape[2] != 4
+    return shape[3] in CHANNELS and shape[1] not in CHANNELS
 
 
 def _shrinks_evenly(old: tuple[int, int], new: tuple[int, int]) -> bool:

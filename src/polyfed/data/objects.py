@@ -70,7 +70,10 @@ def _from_items(source: Any, resize: tuple[int, int] | None) -> Part:
         raise InputError("The data set has no items: give at least one sample.")
     if pictures and len({image.ndim for image in inputs}) > 1:
         inputs = [np.repeat(image[:, :, None], 3, axis=2) if image.ndim == 2 else image for image in inputs]
-    return Part(as_inputs(np.stack(inputs), "The input array"), np.stack(labels), None, {})
+    stacked = np.stack(inputs)
+    if pictures and stacked.ndim == 4:
+        stacked = stacked.transpose(0, 3, 1, 2)
+    return Part(as_inputs(stacked, "The input array"), np.stack(labels), None, {})
 
 
 def _plain(values: Any) -> np.ndarray:

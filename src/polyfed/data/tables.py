@@ -208,7 +208,8 @@ def _scalars(table: Table, name: str) -> np.ndarray:
         return np.array(["" if value is None or value < 0 else names[value] for value in column.to_pylist()])
     kind = column.type
     if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind):
-        return column.to_numpy() if column.null_count == 0 else column.cast("float64").to_numpy()
+        wide = "int64" if types.is_integer(kind) and column.null_count == 0 else "float64"
+        return np.array(column.to_numpy() if types.is_boolean(kind) else column.cast(wide, safe=False).to_numpy())
     return np.array(["" if value is None else str(value) for value in column.to_pylist()], dtype=str)
 
 
@@ -230,5 +231,6 @@ def _is_list(kind: Any) -> bool:
 def _is_scalar(field: Any) -> bool:
     import pyarrow.types as types
 
-    tests = (types.is_integer, types.is_floating, types.is_boolean, types.is_string, types.is_large_string)
-    return any(test(field.type) for test in tests)
+    numbers = (types.is_integer, types.is_floating, types.is_boolean)
+    texts = (types.is_string, types.is_large_string, types.is_dictionary)
+    return any(test(field.type) for test in (*numbers, *texts))
