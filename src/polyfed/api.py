@@ -14,7 +14,7 @@ from polyfed.core.errors import InputError, RunDirectoryError
 from polyfed.core.federation import Federation, Line, Settings
 from polyfed.core.method import Method, Participation
 from polyfed.core.needs import check_needs
-from polyfed.core.party import Training
+from polyfed.core.party import ClientInfo, Training
 from polyfed.core.rundir import RunDirectory
 from polyfed.core.stage import OPTIMIZERS
 from polyfed.data import Clients, from_recipe
@@ -72,31 +72,17 @@ def run(
     """
     method = methods.make(method) if isinstance(method, str) else method
     models = [models] if isinstance(models, str) or not isinstance(models, Sequence) else list(models)
-    training = training or Training()
     participation = Participation(share=participation) if isinstance(participation, int | float) else participation
-    settings = Settings(rounds, seed, training, participation, evaluation_rounds(evaluate), checkpoint_seconds)
-    check_settings(settings)
-    method.check()
-    apart = own_public_classes(clients)
-    outputs = method.outputs(clients.num_classes, apart)
-    infos, data, blueprints = make_parties(method, clients, models, outputs, seed, feature_dim, feature_adapter)
-    check_needs(method, infos, blueprints, clients.public, clients.input_shape, known_methods)
-    described = describe_run(method, clients, models, settings, feature_dim, feature_adapter, config)
-    directory = _directory(out, described, resume)
-    parties, holdings = pool(infos, data) if method.pools_data else (infos, data)
-    backend = InProcess(method, parties, holdings, blueprints, clients.test)
-    federation = Federation(
-        method,
-        backend,
-        settings,
-        num_classes=clients.num_classes,
-        input_shape=clients.input_shape,
-        test=clients.test,
-        public=clients.public,
-        public_classes=outputs - clients.num_classes or None,
-        directory=directory,
-        observers=observers,
+    settings = Settings(
+        rounds, seed, training or Training(), participation, evaluation_rounds(evaluate), checkpoint_seconds
     )
+    check_settings(settings)
+    federation, infos = prepare(method, clients, models, settings, feature_dim, feature_adapter)
+    described = describe_run(method, clients, models, settings, feature_dim, feature_adapter, config)
+    directory = federation.directory = _directory(out, described, resume)
+    federation.observers = list(observers)
+    backend = federation.backend
+    assert isinstance(backend, InProcess)
     history = federation.run(resume)
     result = Result(
         method=described["label"],
@@ -115,6 +101,41 @@ def run(
     if directory is not None:
         result.save(directory.path)
     return result
+
+
+def prepare(
+    method: Method,
+    clients: Clients,
+    models: Sequence[ModelSpec],
+    settings: Settings,
+    feature_dim: int | None = None,
+    feature_adapter: str = "linear",
+) -> tuple[Federation, list[ClientInfo]]:
+    """Build a federation and check that everything fits; nothing is trained or written.
+
+    Raises
+    ------
+    InputError
+        When the method does not fit the models or the data.
+    """
+    method.check()
+    outputs = method.outputs(clients.num_classes, own_public_classes(clients))
+    infos, data, blueprints = make_parties(
+        method, clients, models, outputs, settings.seed, feature_dim, feature_adapter
+    )
+    check_needs(method, infos, blueprints, clients.public, clients.input_shape, known_methods)
+    parties, holdings = pool(infos, data) if method.pools_data else (infos, data)
+    federation = Federation(
+        method,
+        InProcess(method, parties, holdings, blueprints, clients.test),
+        settings,
+        num_classes=clients.num_classes,
+        input_shape=clients.input_shape,
+        test=clients.test,
+        public=clients.public,
+        public_classes=outputs - clients.num_classes or None,
+    )
+    return federation, infos
 
 
 def resume(out: str | Path, observers: Sequence[Callable[[Line], None]] = ()) -> Result:
@@ -245,5 +266,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
-
-

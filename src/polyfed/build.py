@@ -107,9 +107,7 @@ def make_parties(
     made: dict[str, Blueprint] = {}
     for model, label in zip(models, labels, strict=True):
         if label not in made:
-            made[label] = make_blueprint(
-                model, label, clients.input_shape, outputs, seed, feature_dim, feature_adapter
-            )
+            made[label] = make_blueprint(model, label, clients.input_shape, outputs, seed, feature_dim, feature_adapter)
     infos, data = [], []
     tell_counts = "label_counts" in method.requirements()
     for number in range(len(clients)):

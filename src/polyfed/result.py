@@ -106,6 +106,7 @@ class Result:
             "rounds": self.rounds,
             "accuracy": self.accuracy(),
             "architectures": self.architectures,
+            "samples": self.samples,
             "cost": {
                 "bytes_up": self.cost.total(UP),
                 "bytes_down": self.cost.total(DOWN),
@@ -134,7 +135,7 @@ class Result:
         """Return a rich table of the clients: who has what, and how good it is."""
         from polyfed.tables import client_table
 
-        return client_table(self)
+        return client_table(self.summary())
 
     def _spread(self, values: list[float]) -> list[float]:
         """Give every client the value of its architecture where the data was pooled."""

@@ -43,14 +43,15 @@ def check_sizes(parts: list[np.ndarray], min_size: int, advice: str) -> list[np.
     return parts
 
 
-def apportion(shares: np.ndarray, total: int) -> np.ndarray:
+def apportion(shares: np.ndarray, total: int | np.ndarray) -> np.ndarray:
     """Return whole numbers that follow `shares` (last axis sums to one) and sum to `total` exactly.
 
-    The running sums are rounded, so each number is within one of its exact share.
+    The running sums are rounded, so each number is within one of its exact share. Several rows of shares may have
+    a total each.
     """
-    edges = np.rint(np.cumsum(shares, axis=-1) * total).astype(np.int64)
-    edges[..., -1] = total
-    edges = np.minimum(edges, total)
+    totals = np.asarray(total)[..., None]
+    edges = np.minimum(np.rint(np.cumsum(shares, axis=-1) * totals).astype(np.int64), totals)
+    edges[..., -1:] = totals
     return np.diff(edges, axis=-1, prepend=0)
 
 

@@ -78,7 +78,8 @@ def as_inputs(x: Any, what: str) -> Tensor:
     """Turn an array or tensor of samples into the form that is stored.
 
     Images NHWC, NCHW or NHW become NCHW: channels are last where the last dimension is 1 or 3 and the second is
-    not, or where square images have 4 of them; otherwise they are first. uint8 stays uint8, and so do integer images within 0..255; the rest is float32.
+    not, or where square images have 4 of them; otherwise they are first. uint8 stays uint8, and so do integer
+    images within 0..255; the rest is float32.
     """
     array = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
     if array.dtype.kind not in "buif":

@@ -106,7 +106,7 @@ class Dirichlet(Partitioner):
         draws = max(1, min(MAX_DRAWS, MAX_NUMBERS // (clients * len(classes))))
         for _ in range(draws):
             shares = draw_shares(rng, self.alpha, clients, len(classes))
-            sizes = np.stack([apportion(row, total) for row, total in zip(shares, totals, strict=True)])
+            sizes = apportion(shares, totals)
             if sizes.sum(0).min() >= self.min_size:
                 break
         pieces = [

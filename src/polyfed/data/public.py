@@ -71,7 +71,9 @@ def make_public(data: Dataset, public: Any, seed: int) -> Public:
         known = source.scaling if isinstance(source, Samples) else None
         checked = build("the public set", (part.inputs, part.labels), (part.inputs, part.labels), scaling=known)
         samples, fingerprint = checked.train, checked.fingerprint
-        classes = None if isinstance(public, np.ndarray | torch.Tensor) else checked.num_classes
+        classes = checked.num_classes
+    if isinstance(public, np.ndarray | torch.Tensor):  # -1: there is no label, and none must be learned
+        samples, classes = replace(samples, y=torch.full_like(samples.y, -1)), None
     if number is not None and number > len(samples):
         raise InputError(f"The public set '{recipe}' has only {len(samples)} rows: ask for at most that many.")
     if number is not None:

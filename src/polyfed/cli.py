@@ -1,0 +1,271 @@
+"""The command line. Heavy imports happen inside the commands, so that `polyfed --help` answers at once."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from polyfed.experiment import Experiment
+
+app = typer.Typer(
+    name="polyfed",
+    help="Federated learning for parties with different neural networks.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+File = Annotated[Path | None, typer.Argument(help="An experiment file (TOML); options override its values.")]
+Method = Annotated[str | None, typer.Option(help="Name of the method, or package.module:Class of your own.")]
+Data = Annotated[str | None, typer.Option(help="Data set: a known name, a Hub id, a parquet file or a folder.")]
+Limit = Annotated[int | None, typer.Option(help="Use at most N training and N test samples.")]
+NumberOfClients = Annotated[int | None, typer.Option("--clients", help="Number of clients.")]
+Partition = Annotated[
+    str | None, typer.Option(help="iid | dirichlet:A | labels:3-6 | shards:N | quantity:A | column:NAME")
+]
+ModelNames = Annotated[str | None, typer.Option("--models", help="Model strings, dealt to the clients in turn: a,b,c")]
+FeatureDim = Annotated[int | None, typer.Option(help="Give every model features of this size.")]
+Rounds = Annotated[int | None, typer.Option(help="Number of rounds.")]
+Share = Annotated[float | None, typer.Option("--participation", help="Share of the clients in a round.")]
+Epochs = Annotated[int | None, typer.Option(help="Local epochs in a round.")]
+BatchSize = Annotated[int | None, typer.Option(help="Local batch size.")]
+OptimizerName = Annotated[str | None, typer.Option("--optimizer", help="sgd | adam | adamw")]
+LearningRate = Annotated[float | None, typer.Option("--lr", help="Learning rate.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of everything random.")]
+Evaluate = Annotated[str | None, typer.Option(help="When to measure: every=N or end.")]
+PublicData = Annotated[str | None, typer.Option("--public", help="Public data: N rows held out, or NAME[:N].")]
+Out = Annotated[Path | None, typer.Option(help="A new directory for everything the run leaves behind.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress lines.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON (progress goes to the error stream).")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="key=value; method.mu=0.1 sets a hyper-parameter. May be repeated.")
+]
+Scale = Annotated[str | None, typer.Option(help="Which [scales.NAME] table of the experiment file to use.")]
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Directory of the run.")] = Path("runs/demo"),
+    rounds: Annotated[int, typer.Option(help="Number of rounds.")] = 8,
+    quiet: Quiet = False,
+) -> None:
+    """Ten clients with five different networks learn together on real handwritten digits."""
+    from polyfed.demo import demonstrate
+
+    demonstrate(_fresh(out), rounds, Console(quiet=quiet), Console())
+
+
+@app.command()
+def run(
+    file: File = None,
+    method: Method = None,
+    data: Data = None,
+    limit: Limit = None,
+    clients: NumberOfClients = None,
+    partition: Partition = None,
+    models: ModelNames = None,
+    feature_dim: FeatureDim = None,
+    rounds: Rounds = None,
+    participation: Share = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    optimizer: OptimizerName = None,
+    lr: LearningRate = None,
+    seed: Seed = None,
+    evaluate: Evaluate = None,
+    public: PublicData = None,
+    out: Out = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    settings: Settings = None,
+    scale: Scale = None,
+) -> None:
+    """Run one method."""
+    given = _given(locals())
+    experiment = _experiment(file, given, settings, scale)
+    from polyfed.compare import run_experiment
+    from polyfed.tables import Progress
+
+    progress = Console(stderr=as_json, quiet=quiet)
+    result = run_experiment(experiment, out=out, observers=[Progress(progress, experiment.rounds, experiment.method)])
+    _show(result, as_json)
+
+
+@app.command()
+def compare(
+    file: File = None,
+    methods: Annotated[str | None, typer.Option(help="Methods to compare: a,b,c (local is always among them).")] = None,
+    seeds: Annotated[int | None, typer.Option(help="How many seeds.")] = None,
+    data: Data = None,
+    limit: Limit = None,
+    clients: NumberOfClients = None,
+    partition: Partition = None,
+    models: ModelNames = None,
+    feature_dim: FeatureDim = None,
+    rounds: Rounds = None,
+    participation: Share = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    optimizer: OptimizerName = None,
+    lr: LearningRate = None,
+    seed: Seed = None,
+    evaluate: Evaluate = None,
+    public: PublicData = None,
+    out: Out = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    settings: Settings = None,
+    scale: Scale = None,
+) -> None:
+    """Run several methods over several seeds on the same splits and initial weights."""
+    given = _given(locals(), without=("methods", "seeds"))
+    experiment = _experiment(file, given, settings, scale)
+    from polyfed.compare import compare as run_all
+    from polyfed.tables import Progress, comparison_table
+
+    progress = Console(stderr=as_json, quiet=quiet)
+    labels = [label.strip() for label in methods.split(",")] if methods else None
+    rows = run_all(
+        experiment,
+        labels,
+        seeds,
+        out,
+        started=lambda label, number: [Progress(progress, experiment.rounds, f"{label} #{number}")],
+    )
+    if as_json:
+        sys.stdout.write(json.dumps([vars(row) for row in rows], indent=2) + "\n")
+        return
+    title = f"{experiment.data}, {experiment.clients} clients, {experiment.partition}, {experiment.rounds} rounds"
+    Console().print(comparison_table(rows, title))
+    if out:
+        Console().print(f"Everything is in {out}", highlight=False)
+
+
+@app.command()
+def resume(
+    directory: Annotated[Path, typer.Argument(help="The directory of a run that was stopped.")],
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Continue a run from its checkpoint."""
+    from polyfed.api import resume as continue_run
+    from polyfed.core.rundir import RunDirectory
+    from polyfed.tables import Progress
+
+    _, config = RunDirectory.open(directory)
+    progress = Console(stderr=as_json, quiet=quiet)
+    result = continue_run(directory, [Progress(progress, config["rounds"], config["label"])])
+    _show(result, as_json)
+
+
+@app.command(name="methods")
+def list_methods(as_json: Json = False) -> None:
+    """List the methods: what they need and what leaves a client."""
+    from dataclasses import fields
+
+    from polyfed.methods import registry
+
+    rows = [
+        {
+            "method": name,
+            "paper": kind.paper,
+            "what travels": kind.sends,
+            "needs": ", ".join(sorted(kind().requirements())) or "–",
+            "options": {field.name: field.default for field in fields(kind)},
+        }
+        for name, kind in registry().items()
+    ]
+    if as_json:
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+        return
+    for row in rows:
+        row["options"] = ", ".join(f"{key}={value}" for key, value in row["options"].items())
+    _print_rows(rows)
+
+
+@app.command(name="models")
+def list_models(as_json: Json = False) -> None:
+    """List the networks of the zoo and how to write them."""
+    from polyfed.models import describe
+
+    rows = describe()
+    _print_json(rows) if as_json else _print_rows(rows)
+
+
+@app.command(name="data")
+def list_data(as_json: Json = False) -> None:
+    """List the known data sets and whether they are on this machine."""
+    from polyfed.data import describe_sources
+
+    rows = describe_sources()
+    _print_json(rows) if as_json else _print_rows(rows)
+
+
+def main() -> None:
+    """Run the command line; errors for people exit with code 2 (bad input) or 1 (something broke)."""
+    from polyfed.core.errors import InputError, PolyfedError
+
+    try:
+        app()
+    except InputError as error:
+        Console(stderr=True).print(f"[bold red]Error:[/] {error}", highlight=False, soft_wrap=True, markup=True)
+        sys.exit(2)
+    except PolyfedError as error:
+        Console(stderr=True).print(f"[bold red]Error:[/] {error}", highlight=False, soft_wrap=True, markup=True)
+        sys.exit(1)
+
+
+def _given(values: dict[str, Any], without: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the options of a command that describe the experiment."""
+    others = {"file", "out", "quiet", "as_json", "settings", "scale", *without}
+    return {key: value for key, value in values.items() if key not in others}
+
+
+def _experiment(file: Path | None, given: dict[str, Any], settings: list[str] | None, scale: str | None) -> Experiment:
+    from polyfed.experiment import read_experiment
+
+    return read_experiment(file, given, settings or [], scale)
+
+
+def _fresh(path: Path) -> Path:
+    """Return the path, or the same with a number, so that an earlier run is never overwritten."""
+    number = 2
+    candidate = path
+    while candidate.exists():
+        candidate = path.with_name(f"{path.name}-{number}")
+        number += 1
+    return candidate
+
+
+def _show(result: Any, as_json: bool) -> None:
+    if as_json:
+        _print_json(result.summary())
+        return
+    console = Console()
+    console.print(result.table())
+    if result.directory is not None:
+        console.print(f"Everything is in {result.directory}", highlight=False)
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
+
+
+def _print_rows(rows: list[dict[str, Any]]) -> None:
+    table = Table()
+    for heading in rows[0]:
+        table.add_column(heading)
+    for row in rows:
+        table.add_row(*(str(value) for value in row.values()))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

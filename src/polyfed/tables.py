@@ -1,0 +1,114 @@
+"""Tables and progress for the terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from polyfed.compare import Row
+
+
+def amount(number: float) -> str:
+    """Return bytes for people, in powers of ten as the papers count them."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000 or unit == "GB":
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1000
+    raise AssertionError
+
+
+def percent(share: float | None) -> str:
+    """Return an accuracy for people."""
+    return "–" if share is None else f"{100 * share:.1f}"
+
+
+def spread(values: Sequence[float], signed: bool = False) -> str:
+    """Return mean and 95 % interval over seeds, in percent."""
+    from polyfed.compare import interval
+
+    if not values:
+        return "–"
+    mean, half = interval(values)
+    sign = "+" if signed and mean >= 0 else ""
+    return f"{sign}{100 * mean:.1f}" + (f" ± {100 * half:.1f}" if len(values) > 1 else "")
+
+
+def comparison_table(rows: Sequence[Row], title: str) -> Table:
+    """Return the table of a comparison: who gained what at which cost."""
+    table = Table(title=title, title_justify="left", caption_justify="left")
+    table.add_column("method", no_wrap=True)
+    for heading in ("accuracy %", "gain", "worst %", "global %", "sent", "received", "time"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row.method,
+            spread(row.accuracy),
+            spread(row.gain, signed=True),
+            spread(row.worst),
+            spread(row.globals),
+            amount(row.bytes_up),
+            amount(row.bytes_down),
+            f"{row.seconds:.1f} s",
+        )
+    seeds = len(rows[0].accuracy)
+    over = f"; mean and 95 % t-interval over {seeds} seeds" if seeds > 1 else ""
+    table.caption = f"gain over local training; bytes sent and received by a client in all{over}"
+    return table
+
+
+def client_table(summary: Mapping[str, Any], alone: Sequence[float] | None = None) -> Table:
+    """Return one row for each client from the content of `result.json`; `alone`: its accuracy without the others."""
+    accuracy, cost = summary["accuracy"], summary["cost"]["per_client"]
+    title = f"{summary['method']}, {summary['rounds']} rounds, seed {summary['seed']}"
+    table = Table(title=title, title_justify="left", caption_justify="left")
+    table.add_column("client", justify="right")
+    table.add_column("model", no_wrap=True)
+    headings = ["samples", "acc. %"] + (["alone %", "gain"] if alone else []) + ["sent", "received"]
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for client, value in enumerate(accuracy["per_client"]):
+        cells = [str(summary["samples"][client]), percent(value)]
+        if alone:
+            cells += [percent(alone[client]), f"{100 * (value - alone[client]):+.1f}"]
+        cells += [amount(cost[direction].get(str(client), 0)) for direction in ("up", "down")]
+        table.add_row(str(client), summary["architectures"][client], *cells)
+    best = f", global model {percent(accuracy['global'])} %" if accuracy["global"] is not None else ""
+    gained = f", alone {percent(sum(alone) / len(alone))} %" if alone else ""
+    table.caption = f"mean {percent(accuracy['mean'])} %{gained}, worst client {percent(accuracy['worst'])} %{best}"
+    return table
+
+
+class Progress:
+    """One line a round: accuracy, bytes, time left. Plain text where the output is not a terminal."""
+
+    def __init__(self, console: Console, rounds: int, label: str) -> None:
+        self.console = console
+        self.rounds = rounds
+        self.label = label
+        self.start = time.perf_counter()
+        self.done = 0
+
+    def __call__(self, line: dict[str, Any]) -> None:
+        """Print the line of a finished round."""
+        self.done += line["phase"] == "round"
+        spent = time.perf_counter() - self.start
+        left = spent / max(self.done, 1) * max(self.rounds - line["round"], 0)
+        where = f"round {line['round']:>3}/{self.rounds}" if line["phase"] == "round" else f"{line['phase']:<9}"
+        parts = [f"{self.label:<12}", where]
+        if "accuracy" in line:
+            accuracy = line["accuracy"]
+            parts.append(f"accuracy {percent(accuracy['mean']):>5} %  worst {percent(accuracy['worst']):>5} %")
+            if accuracy.get("global") is not None:
+                parts.append(f"global {percent(accuracy['global']):>5} %")
+        elif "loss" in line:
+            parts.append(f"loss {line['loss']:.3f}")
+        parts.append(f"up {amount(line['bytes_up'])}  down {amount(line['bytes_down'])}")
+        if line.get("missing"):
+            parts.append(f"missing {len(line['missing'])}")
+        parts.append(f"{left:.0f} s left" if left else f"{spent:.1f} s")
+        self.console.print("  ".join(parts), highlight=False, soft_wrap=True)
