@@ -52,7 +52,27 @@ CASES = [
         base_options={"weighting": "uniform"},
     ),
     Case("fedproto", feature_dim=8, off={"lam": 0.0}, base="local"),
-    Case("fedmd", public=True, options={"subset": 20, "public_epochs": 1, "private_epochs": 1}),
+    Case(
+        "fedmd",
+        public=True,
+        options={"subset": 20, "public_epochs": 0, "private_epochs": 1},
+        off={"digest_epochs": 0, "private_epochs": 0},
+        base="local",
+    ),
+    Case(
+        "fedmd_global",
+        public=True,
+        options={"subset": 20, "public_epochs": 0, "private_epochs": 1, "digest_epochs": 2, "server_model": "mlp:3x16"},
+        off={"global_model": False, "lwof": False},
+        base="fedmd",
+        base_options={"subset": 20, "public_epochs": 0, "private_epochs": 1, "digest_epochs": 2, "digest_batch": 64},
+    ),
+    Case(
+        "fedmd_global",
+        ("cnn:4-8,bn",),
+        public=True,
+        options={"subset": 20, "public_epochs": 0, "private_epochs": 1, "bn_recalibrate": True, "rho": 1.0},
+    ),
 ]
 
 

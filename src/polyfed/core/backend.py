@@ -13,11 +13,12 @@ from polyfed.core.party import Blueprint, ClientInfo, Context
 
 @dataclass(frozen=True)
 class Measure:
-    """How one model did on a data set."""
+    """How one model did on a data set; `private`: told that the answer is no public class (None: it has none)."""
 
     accuracy: float
     loss: float
     samples: int
+    private: float | None = None
 
 
 class Backend(Protocol):

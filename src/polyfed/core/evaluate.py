@@ -16,8 +16,12 @@ CHUNK = 1024  # rows at once: large enough for full speed, small enough for the 
 
 @torch.inference_mode()
 def measure(method: Method, party: Party, data: Samples, ctx: Context) -> Measure:
-    """Return accuracy and cross-entropy of a party's predictions on some samples."""
-    right = 0
+    """Return accuracy and cross-entropy of a party's predictions on some samples.
+
+    Scores beyond the clients' classes belong to classes of the public data: no sample is one of them.
+    """
+    right = private = 0
+    further = False
     loss = 0.0
     modes = [mode(module, EVAL) for module in party.models.values()]
     for block in modes:
@@ -27,8 +31,11 @@ def measure(method: Method, party: Party, data: Samples, ctx: Context) -> Measur
             scores = method.predict(party, x.to(ctx.device), ctx).float()
             target = y.to(ctx.device)
             right += int((scores.argmax(1) == target).sum())
+            further = scores.shape[1] > ctx.num_classes
+            if further:
+                private += int((scores[:, : ctx.num_classes].argmax(1) == target).sum())
             loss += float(F.cross_entropy(scores, target, reduction="sum"))
     finally:
         for block in modes:
             block.__exit__(None, None, None)
-    return Measure(right / len(data), loss / len(data), len(data))
+    return Measure(right / len(data), loss / len(data), len(data), private / len(data) if further else None)

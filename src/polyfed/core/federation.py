@@ -81,11 +81,11 @@ class Federation:
         )
         self.ctx.run_stage = lambda stage, party, name: run_stage(stage, party, self.ctx, name)
         self.saved_at = time.monotonic()
+        method.setup_server(self.server, backend.infos, self.ctx)
 
     def run(self, resume: bool = False) -> list[Line]:
         """Run to the end and return the history."""
         reset_peak_memory()
-        self.method.setup_server(self.server, self.backend.infos, self.ctx)
         done, phase = self._restore() if resume else (0, "new")
 
         if phase == "new" and self.plan.before:
@@ -118,7 +118,7 @@ class Federation:
                 continue
             everybody = step.who == "all"
             replied = self._exchange(step, sorted(self.backend.infos) if everybody else selected, missing)
-            losses.extend(replied)
+            losses = replied if any(replied) else losses  # of the last step that trained: the others report zeros
             if step.evaluate and evaluate:
                 line.setdefault("stages", {})[step.evaluate] = self._summary(self._evaluate_clients())
         if losses:
@@ -166,7 +166,7 @@ class Federation:
     def _evaluate(self) -> dict[str, Any]:
         summary = self._summary(self._evaluate_clients())
         with self.meter.time("evaluate"):
-            summary["global"] = self._evaluate_server()
+            summary.update(self._evaluate_server())
             validation = self.backend.evaluate(self._evaluation_messages(), self.ctx, on="validation")
         if validation:
             summary["validation"] = fmean(m.accuracy for m in validation.values())
@@ -181,22 +181,25 @@ class Federation:
         infos = self.backend.infos
         return {client: self.method.send(self.server, infos[client], EVALUATE, self.ctx) for client in sorted(infos)}
 
-    def _evaluate_server(self) -> float | None:
+    def _evaluate_server(self) -> Mapping[str, float | None]:
         if not self.method.serves(self.server):
-            return None
-        return measure(self.method, self.server, self.test, self.ctx).accuracy
+            return {"global": None}
+        found = measure(self.method, self.server, self.test, self.ctx)
+        return {"global": found.accuracy} | ({} if found.private is None else {"global_private": found.private})
 
     @staticmethod
     def _summary(measures: Mapping[int, Measure]) -> dict[str, Any]:
         values = [measures[client].accuracy for client in sorted(measures)]
         if not values:
             return {}
+        private = [measure.private for measure in measures.values() if measure.private is not None]
         return {
             "mean": fmean(values),
             "std": pstdev(values),
             "worst": min(values),
             "loss": fmean(m.loss for m in measures.values()),
             "per_client": values,
+            **({"private": fmean(private)} if private else {}),
         }
 
     # --- saving ---

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyfed.core.message import Message
-from polyfed.core.party import ClientInfo, Context, Party
+from polyfed.core.party import Blueprint, ClientInfo, Context, Party
 from polyfed.core.stage import Aux, Batch, Stage
 from polyfed.ops.aggregate import IndexMap
 
@@ -94,6 +94,10 @@ class Method:
     def requirements(self) -> frozenset[str]:
         """Return `needs`, where it depends on hyper-parameters."""
         return self.needs
+
+    def misfit(self, blueprints: Mapping[str, Blueprint], input_shape: tuple[int, ...]) -> str | None:
+        """Return what else is missing, in words, once all `needs` are met (sizes that do not fit, for instance)."""
+        return None
 
     def outputs(self, private_classes: int, public_classes: int | None) -> int:
         """Return how many outputs every model needs (more than the private classes where public labels count too)."""

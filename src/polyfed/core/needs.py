@@ -17,6 +17,7 @@ EXPLAINED = {
     "feature_dim": "features of the same size at every client",
     "split3": "a model that can be cut in three (stem, middle, head)",
     "public": "public data at all parties",
+    "public_labels": "public data with labels",
     "images": "image inputs",
     "batchnorm": "networks with BatchNorm",
     "mlp": "fully connected networks",
@@ -30,6 +31,7 @@ REMEDIES = {
     "feature_dim": "set feature_dim to give all models features of one size",
     "split3": "wrap the model with polyfed.adapt(model, head=..., stem=...)",
     "public": "add public data (--public N or --public NAME:N)",
+    "public_labels": "give its labels too, or set the method's public_epochs=0",
     "same_arch": "give all clients one model",
     "width": "use width rates of one network, such as cnn:16-32@1,cnn:16-32@0.5",
 }
@@ -74,7 +76,7 @@ def missing(
         if found is not None:
             remedy = f": {REMEDIES[need]}" if need in REMEDIES else ""
             return f"{EXPLAINED[need]}, but {found}{remedy}"
-    return None
+    return method.misfit(blueprints, input_shape)
 
 
 def _lacking(
@@ -86,6 +88,8 @@ def _lacking(
 ) -> str | None:
     if need == "public":
         return "there is none" if public is None or not len(public) else None
+    if need == "public_labels":
+        return "those given have none" if public is not None and bool((public.labels() < 0).any()) else None
     if need == "images":
         return f"inputs have shape {list(input_shape)}" if len(input_shape) != 3 else None
     if need == "label_counts":

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +30,7 @@ class Net:
     def __init__(self, module: nn.Module, mode: str = TRAIN) -> None:
         self.module = module
         self.mode = mode
+        self._named: dict[str, Tensor] | None = None
 
     def still(self) -> Net:
         """Return the same network with running statistics held still."""
@@ -39,7 +42,9 @@ class Net:
 
     def parameters(self) -> Mapping[str, Tensor]:
         """Return the parameters by name."""
-        return dict(self.module.named_parameters())
+        if self._named is None:
+            self._named = dict(self.module.named_parameters())
+        return self._named
 
     def call(self, method: str, *inputs: Tensor) -> Tensor:
         """Call a method of the module in this handle's mode."""
@@ -48,6 +53,7 @@ class Net:
         return output
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Return the logits."""
         return self.call("forward", x)
 
     def features(self, x: Tensor) -> Tensor:
@@ -116,26 +122,64 @@ def mode(module: nn.Module, wanted: str) -> Iterator[None]:
         yield
         return
     if wanted == EVAL:
-        module.eval()
+        switch(module, False)
         try:
             yield
         finally:
-            module.train()
+            switch(module, True)
         return
     # A norm layer in training mode with `track_running_stats` off uses the batch and touches no buffer; setting the
     # flag (instead of saving and restoring buffers) keeps autograd's version check happy.
     if not module.training:
         module.train()
-    norms = [m for m in module.modules() if isinstance(m, _NORMS) and m.track_running_stats]
+    norms = [m for m in norms_of(module) if m.track_running_stats]
     for norm in norms:
-        norm.track_running_stats = False
+        norm.__dict__["track_running_stats"] = False
     try:
         yield
     finally:
         for norm in norms:
-            norm.track_running_stats = True
+            norm.__dict__["track_running_stats"] = True
+
+
+def switch(module: nn.Module, training: bool) -> None:
+    """Do `module.train(training)`; the flags are set directly, since a deep network is switched at every batch."""
+    parts = _parts(module)
+    if parts.special:
+        module.train(training)
+        return
+    module.training = training
+    for part in parts.layers:
+        part.__dict__["training"] = training
 
 
 def has_batch_norm(module: nn.Module) -> bool:
     """Tell whether a batch of one sample cannot be trained on."""
-    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
+    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in norms_of(module))
+
+
+def norms_of(module: nn.Module) -> tuple[Any, ...]:
+    """Return the layers that keep running statistics."""
+    return (module,) if isinstance(module, _NORMS) else _parts(module).norms
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """The layers below a module, looked up once. The module itself is not among them, so that it can be forgotten."""
+
+    layers: tuple[nn.Module, ...]
+    norms: tuple[Any, ...]
+    special: bool  # some layer has a `train` of its own
+
+
+_known: WeakKeyDictionary[nn.Module, _Parts] = WeakKeyDictionary()
+
+
+def _parts(module: nn.Module) -> _Parts:
+    found = _known.get(module)
+    if found is None:
+        _, *layers = module.modules()
+        special = any(type(m).train is not nn.Module.train for m in (module, *layers))
+        found = _Parts(tuple(layers), tuple(m for m in layers if isinstance(m, _NORMS)), special)
+        _known[module] = found
+    return found

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from polyfed.core.errors import TrainingError
+from polyfed.core.layout import channels_last
 from polyfed.core.nets import EVAL, TRAIN, Net, has_batch_norm
 from polyfed.core.party import Context, Party, Training
 from polyfed.core.rng import generator
-from polyfed.core.samples import Samples
-from polyfed.core.stage import Batch, Grads, Stage, Update, batch_plan, is_trainable, learning_rate, make_optimizer
+from polyfed.core.stage import Batch, Grads, Stage, Update, epoch_plan, is_trainable, learning_rate, make_optimizer
+
+PIECE = 4_000_000  # input values that are collected at once
 
 _DROPOUTS = {
     nn.functional.dropout: 0,
@@ -32,41 +35,84 @@ def run_stage(stage: Stage, party: Party, ctx: Context, name: str) -> float:
     TrainingError
         When a loss is not finite, with the party, round and batch.
     """
-    data = stage.data if stage.data is not None else party.train
-    training = stage.training or ctx.training
-    normed = any(has_batch_norm(module) for module in party.models.values())
-    epochs = stage.epochs if stage.epochs is not None or stage.steps is not None else training.epochs
-    batches = batch_plan(
-        len(data),
-        training.batch_size,
-        epochs,
-        stage.steps,
-        generator(ctx.seed, f"batches/{name}", ctx.round, party.id),
-        stage.shuffle,
-        join_single=normed,
-    )
-    draws = generator(ctx.seed, f"draws/{name}", ctx.round, party.id)
-    steppers = [Stepper(update, update.training or training, party) for update in stage.all_updates()]
+    steppers: list[Stepper] = []
     losses: list[Tensor] = []
-    with SeededDropout(generator(ctx.seed, f"dropout/{name}", ctx.round, party.id), party.models):
-        for epoch, positions in batches:
-            batch = make_batch(stage, data, positions, draws, ctx.device)
-            lone = normed and len(positions) == 1
-            nets = {key: LoneNet(module) if lone else Net(module) for key, module in party.models.items()}
+    normed = is_normed(party)
+    dropout = SeededDropout(lambda: generator(ctx.seed, f"dropout/{name}", ctx.round, party.id), party.models)
+    with channels_last(party.models, ctx.input_shape), dropout:
+        training = stage.training or ctx.training
+        steppers = [Stepper(update, update.training or training, party) for update in stage.all_updates()]
+        nets = {key: Net(module) for key, module in party.models.items()}
+        lone = {key: LoneNet(module) for key, module in party.models.items()} if normed else nets
+        aux = to_device(stage.aux, ctx.device)
+        if len(steppers) == 1:
+            steppers[0].choose()
+        for epoch, batch in batches_of(stage, party, ctx, name):
             for stepper in steppers:
+                if len(steppers) > 1:
+                    stepper.choose()
                 rate = learning_rate(stepper.training, ctx.round, epoch)
-                losses.append(stepper.step(nets, batch, stage.aux, rate))
-    for module in party.models.values():
-        module.requires_grad_(True)
+                losses.append(stepper.step(lone if len(batch.y) == 1 else nets, batch, aux, rate))
+        for module in party.models.values():
+            module.requires_grad_(True)
     return check_finite(losses, party, ctx, name, len(steppers))
 
 
-def make_batch(stage: Stage, data: Samples, positions: Tensor, draws: torch.Generator, device: torch.device) -> Batch:
-    """Collect the inputs, labels, columns and draws of one batch."""
-    columns = {name: column[positions].to(device) for name, column in stage.columns.items()}
-    for name, draw in stage.draws.items():
-        columns[name] = draw.sample(len(positions), draws).to(device)
-    return Batch(data.inputs(positions).to(device), data.labels(positions).to(device), columns)
+def is_normed(party: Party) -> bool:
+    """Tell whether one of a party's networks has BatchNorm: then a lone sample cannot be a batch of its own."""
+    return any(has_batch_norm(module) for module in party.models.values())
+
+
+def plan_of(stage: Stage, party: Party, ctx: Context, name: str) -> Iterator[tuple[int, Tensor, list[int]]]:
+    """Return the epochs of a stage for a party (see `epoch_plan`), from its own stream."""
+    data = stage.data if stage.data is not None else party.train
+    training = stage.training or ctx.training
+    return epoch_plan(
+        len(data),
+        training.batch_size,
+        stage.epochs if stage.epochs is not None or stage.steps is not None else training.epochs,
+        stage.steps,
+        generator(ctx.seed, f"batches/{name}", ctx.round, party.id),
+        stage.shuffle,
+        join_single=is_normed(party),
+    )
+
+
+def batches_of(stage: Stage, party: Party, ctx: Context, name: str) -> Iterator[tuple[int, Batch]]:
+    """Yield `(epoch, batch)`; inputs are collected and scaled for many batches at once."""
+    data = stage.data if stage.data is not None else party.train
+    draws = generator(ctx.seed, f"draws/{name}", ctx.round, party.id) if stage.draws else None
+    at_once = max(1, PIECE // max(1, data.x[:1].numel()))  # samples
+    for epoch, order, sizes in plan_of(stage, party, ctx, name):
+        for positions, cut in pieces(order, sizes, at_once):
+            x = data.inputs(positions).to(ctx.device).split(cut)
+            y = data.labels(positions).to(ctx.device).split(cut)
+            columns = {key: column[positions].to(ctx.device).split(cut) for key, column in stage.columns.items()}
+            for number, size in enumerate(cut):
+                extra = {key: parts[number] for key, parts in columns.items()}
+                for key, draw in stage.draws.items():
+                    assert draws is not None
+                    extra[key] = draw.sample(size, draws).to(ctx.device)
+                yield epoch, Batch(x[number], y[number], extra)
+
+
+def pieces(order: Tensor, sizes: list[int], at_once: int) -> Iterator[tuple[Tensor, list[int]]]:
+    """Cut an epoch into pieces of whole batches with about `at_once` samples each."""
+    start = 0
+    while sizes:
+        count, samples = 1, sizes[0]
+        while count < len(sizes) and samples + sizes[count] <= at_once:
+            samples += sizes[count]
+            count += 1
+        yield order[start : start + samples], sizes[:count]
+        start, sizes = start + samples, sizes[count:]
+
+
+def to_device(tree: Any, device: torch.device) -> Any:
+    """Return a tree of tensors and other values with the tensors on a device."""
+    if device.type == "cpu":
+        return tree
+    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, tree)
 
 
 def check_finite(losses: list[Tensor], party: Party, ctx: Context, name: str, per_batch: int = 1) -> float:
@@ -98,13 +144,16 @@ class Stepper:
         self.parameters: list[Tensor] = [p for group in self.chosen.values() for p in group.values()]
         self.optimizer = make_optimizer(self.parameters, training)
 
-    def step(self, nets: Mapping[str, Net], batch: Batch, aux: Mapping[str, Any], rate: float) -> Tensor:
-        """Take one optimiser step and return the (first) loss."""
-        # Frozen parameters must not ask for gradients: this is what keeps the memory of alternating updates low.
+    def choose(self) -> None:
+        """Let only this update's parameters ask for gradients: it keeps the memory of alternating updates low."""
         for module in self.modules.values():
             module.requires_grad_(False)
         for parameter in self.parameters:
             parameter.requires_grad_(True)
+
+    def step(self, nets: Mapping[str, Net], batch: Batch, aux: Mapping[str, Any], rate: float) -> Tensor:
+        """Take one optimiser step and return the (first) loss."""
+        for parameter in self.parameters:
             parameter.grad = None
         if self.update.gradients is None:
             loss = self.update.losses[0](nets, batch, aux)
@@ -152,18 +201,21 @@ class LoneNet(Net):
         return self
 
 
+def has_dropout(models: Mapping[str, nn.Module]) -> bool:
+    """Tell whether some network has dropout layers."""
+    return any(isinstance(m, nn.modules.dropout._DropoutNd) for model in models.values() for m in model.modules())
+
+
 class SeededDropout(TorchFunctionMode):
     """Draw dropout masks from the client's own stream instead of torch's global generator.
 
     The global generator is shared between threads and would tie a client's masks to the order in which clients run.
     """
 
-    def __init__(self, rng: torch.Generator, models: Mapping[str, nn.Module]) -> None:
+    def __init__(self, rng: Callable[[], torch.Generator], models: Mapping[str, nn.Module]) -> None:
         super().__init__()
-        self.rng = rng
-        self.needed = any(
-            isinstance(m, nn.modules.dropout._DropoutNd) for model in models.values() for m in model.modules()
-        )
+        self.needed = has_dropout(models)
+        self.rng = rng() if self.needed else None
 
     def __enter__(self) -> SeededDropout:
         return super().__enter__() if self.needed else self

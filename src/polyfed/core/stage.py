@@ -133,6 +133,30 @@ def is_trainable(name: str, prefixes: tuple[str, ...] | None) -> bool:
     return prefixes is None or any(name == p or name.startswith(p + ".") for p in prefixes)
 
 
+def epoch_plan(
+    samples: int,
+    batch_size: int,
+    epochs: int | None,
+    steps: int | None,
+    rng: torch.Generator,
+    shuffle: bool = True,
+    join_single: bool = False,
+) -> Iterator[tuple[int, Tensor, list[int]]]:
+    """Yield `(epoch, order, batch sizes)` for every epoch of a stage: the same for all engines.
+
+    Every sample is used once an epoch, in a new order each time. With `steps`, the last epoch is cut short.
+    """
+    left = steps
+    epoch = 0
+    sizes = batch_sizes(samples, batch_size, join_single)
+    while sizes and (left is None or left > 0) and (epochs is None or epoch < epochs):
+        order = torch.randperm(samples, generator=rng) if shuffle else torch.arange(samples)
+        used = sizes if left is None else sizes[:left]
+        yield epoch, order[: sum(used)], used
+        left = None if left is None else left - len(used)
+        epoch += 1
+
+
 def batch_plan(
     samples: int,
     batch_size: int,
@@ -142,28 +166,28 @@ def batch_plan(
     shuffle: bool = True,
     join_single: bool = False,
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield `(epoch, positions)` for every batch of a stage: the same for all engines.
-
-    Every sample is used once an epoch, in a new order each time. With `join_single` (networks with BatchNorm), a last
-    batch of one sample joins the batch before it: a lone sample has no batch statistics, but it is never dropped.
-    """
-    done = epoch = 0
-    while (steps is None or done < steps) and (epochs is None or epoch < epochs):
-        order = torch.randperm(samples, generator=rng) if shuffle else torch.arange(samples)
-        for positions in split_batches(order, batch_size, join_single):
+    """Yield `(epoch, positions)` for every batch of a stage, see `epoch_plan`."""
+    for epoch, order, sizes in epoch_plan(samples, batch_size, epochs, steps, rng, shuffle, join_single):
+        for positions in order.split(sizes):
             yield epoch, positions
-            done += 1
-            if steps is not None and done >= steps:
-                return
-        epoch += 1
+
+
+def batch_sizes(samples: int, batch_size: int, join_single: bool) -> list[int]:
+    """Return the sizes of one epoch's batches.
+
+    With `join_single` (networks with BatchNorm), a last batch of one sample joins the batch before it: a lone sample
+    has no batch statistics, but it is never dropped.
+    """
+    full, rest = divmod(samples, batch_size)
+    sizes = [batch_size] * full + ([rest] if rest else [])
+    if join_single and rest == 1 and full:
+        sizes[-2:] = [batch_size + 1]
+    return sizes
 
 
 def split_batches(order: Tensor, batch_size: int, join_single: bool) -> list[Tensor]:
     """Cut one epoch's order into batches."""
-    batches = list(order.split(batch_size))
-    if join_single and len(batches) > 1 and len(batches[-1]) == 1:
-        batches[-2:] = [torch.cat(batches[-2:])]
-    return batches
+    return list(order.split(batch_sizes(len(order), batch_size, join_single)))
 
 
 def learning_rate(training: Training, round: int, epoch: int) -> float:

@@ -116,7 +116,7 @@ class Prefix:
             for name in shared_names(blueprint, self.buffers):
                 tensor = blueprint.initial[name]
                 held = state.get(name)
-                if held is None or _covers(tensor.shape, held.shape):
+                if held is None or (tensor.shape != held.shape and _covers(tensor.shape, held.shape)):
                     state[name] = tensor.clone()
                 elif not _covers(held.shape, tensor.shape):
                     raise InputError(

@@ -1,0 +1,101 @@
+import struct
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polyfed.core.errors import MessageError
+from polyfed.core.message import Message, validate
+
+names = st.text(st.characters(codec="utf-8", exclude_characters="/\x00"), min_size=1, max_size=8)
+dtypes = st.sampled_from(
+    [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]
+)
+shapes = st.lists(st.integers(0, 4), max_size=3)
+tensors = st.builds(lambda shape, dtype: torch.ones(shape, dtype=dtype), shapes, dtypes)
+meta = st.dictionaries(
+    names, st.integers(-(2**60), 2**60) | st.floats(allow_nan=False, allow_infinity=False, width=32) | names
+)
+messages = st.builds(
+    Message,
+    params=st.dictionaries(names, st.dictionaries(names, tensors, min_size=1, max_size=3), max_size=2),
+    data=st.dictionaries(names, tensors, max_size=3),
+    meta=meta,
+)
+
+
+@given(messages)
+@settings(max_examples=80, deadline=None)
+def test_a_message_survives_the_wire_and_its_size_is_exact(message):
+    blob = message.to_bytes()
+    again = Message.from_bytes(blob)
+    assert len(blob) == message.wire_bytes()
+    assert again.meta == message.meta
+    assert again.nbytes() == message.nbytes() == sum(message.kinds().values())
+    before, after = dict(message.tensors()), dict(again.tensors())
+    assert before.keys() == after.keys()
+    for name in before:
+        assert torch.equal(before[name], after[name])
+        assert before[name].dtype == after[name].dtype
+
+
+def test_the_payload_is_four_bytes_a_float_and_eight_a_number():
+    message = Message({"main": {"w": torch.zeros(3, 5)}}, {"classes": torch.zeros(7, dtype=torch.uint8)}, {"n": 1})
+    assert message.nbytes() == 4 * 15 + 7 + 8
+    assert message.kinds() == {"params/main": 60, "data/classes": 7, "meta": 8}
+
+
+def test_tensors_that_share_memory_are_sent_in_full():
+    w = torch.arange(6.0)
+    message = Message({"main": {"a": w[:3], "b": w[3:], "c": w}})
+    again = Message.from_bytes(message.to_bytes())
+    assert torch.equal(again.params["main"]["b"], w[3:])
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda b: b[:-4], "cannot be read"),
+        (lambda b: b"", "cannot be read"),
+        (lambda b: b"garbage" * 20, "cannot be read"),
+        (lambda b: struct.pack("<Q", 2**50) + b[8:], "cannot be read"),
+    ],
+)
+def test_a_damaged_message_is_refused_with_the_senders_name(damage, says):
+    blob = Message(data={"z": torch.zeros(4)}).to_bytes()
+    with pytest.raises(MessageError, match=f"site-a refused: .*{says}"):
+        Message.from_bytes(damage(blob), sender="site-a")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_values_that_are_not_finite_are_refused(value):
+    blob = Message(data={"z": torch.tensor([0.0, value])}).to_bytes()
+    with pytest.raises(MessageError, match="'data/z' holds NaN or infinite"):
+        Message.from_bytes(blob)
+
+
+def test_a_message_over_the_limit_is_refused():
+    with pytest.raises(MessageError, match="the limit is 100"):
+        Message.from_bytes(Message(data={"z": torch.zeros(1000)}).to_bytes(), max_bytes=100)
+
+
+@given(st.binary(max_size=300))
+@settings(max_examples=150, deadline=None)
+def test_random_bytes_never_do_worse_than_a_refusal(blob):
+    with pytest.raises(MessageError):
+        Message.from_bytes(blob)
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        (Message(data={}), "'data/z' is missing"),
+        (Message(data={"z": torch.zeros(3), "q": torch.zeros(1)}), "'data/q' was not asked for"),
+        (Message(data={"z": torch.zeros(4)}), r"is torch.float32 \[4\], expected torch.float32 \[3\]"),
+        (Message(data={"z": torch.zeros(3, dtype=torch.float64)}), "float64"),
+    ],
+)
+def test_a_message_with_other_names_or_shapes_is_refused(other, says):
+    with pytest.raises(MessageError, match=says):
+        validate(other, Message(data={"z": torch.ones(3)}), "site-b")

@@ -1,0 +1,112 @@
+import json
+import os
+
+import pytest
+import torch
+
+from polyfed.core.checkpoint import pack_tree, unpack_tree, write_atomic
+from polyfed.core.errors import PolyfedError, RunDirectoryError
+from polyfed.core.rundir import RunDirectory
+
+TREE = {"a": torch.arange(3.0), "b": [1, 2.5, "word", None, True], "c": {"d": torch.zeros(0, 2), "e": []}}
+PROGRESS = {"round": 1, "phase": "round", "cost": {}}
+
+
+def test_a_tree_of_tensors_and_values_survives():
+    again = unpack_tree(pack_tree(TREE), "test")
+    assert torch.equal(again["a"], TREE["a"])
+    assert again["b"] == TREE["b"]
+    assert again["c"]["d"].shape == (0, 2)
+
+
+def test_what_cannot_be_saved_is_named():
+    with pytest.raises(TypeError, match="cannot checkpoint a set"):
+        pack_tree({"a": {1}})
+
+
+def test_a_failing_write_leaves_the_old_content_and_no_rubbish(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    write_atomic(path, b"old")
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(PolyfedError, match=r"Cannot write .*file \(No space left on device\).*intact"):
+        write_atomic(path, b"new content")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_an_existing_run_is_never_overwritten(tmp_path):
+    RunDirectory.create(tmp_path / "a", {})
+    with pytest.raises(RunDirectoryError, match="already exists and is not empty"):
+        RunDirectory.create(tmp_path / "a", {})
+
+
+def test_a_read_only_place_gives_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PolyfedError, match="Cannot write"):
+        RunDirectory.create(tmp_path / "file" / "below", {})
+
+
+def test_a_directory_of_another_version_is_refused(tmp_path):
+    RunDirectory.create(tmp_path / "a", {})
+    (tmp_path / "a" / "config.json").write_text(json.dumps({"format": 99}))
+    with pytest.raises(RunDirectoryError, match=r"another version of polyfed \(format 99, this one reads 1\)"):
+        RunDirectory.open(tmp_path / "a")
+    with pytest.raises(RunDirectoryError, match="not a run directory"):
+        RunDirectory.open(tmp_path)
+
+
+def test_only_changed_clients_are_written_again_and_old_files_go(tmp_path):
+    run = RunDirectory.create(tmp_path / "a", {})
+    run.save(PROGRESS, TREE, {0: TREE, 1: TREE})
+    run.save({**PROGRESS, "round": 2}, TREE, {1: {"x": torch.ones(1)}})
+    files = sorted(os.listdir(run.checkpoints))
+    assert files == ["client-0.1-round.safetensors", "client-1.2-round.safetensors", "index.json", "server.2-round.safetensors"]
+    _, _, clients = run.load()
+    assert torch.equal(clients[0]["a"], TREE["a"])
+    assert torch.equal(clients[1]["x"], torch.ones(1))
+
+
+def test_a_crash_between_the_files_leaves_the_earlier_checkpoint_valid(tmp_path, monkeypatch):
+    run = RunDirectory.create(tmp_path / "a", {})
+    run.append({"round": 1})
+    run.save(PROGRESS, TREE, {0: TREE})
+    run.append({"round": 2})
+    replace = os.replace
+
+    def crash(source, target):
+        if str(target).endswith("index.json"):
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", crash)
+    with pytest.raises(KeyboardInterrupt):
+        run.save({**PROGRESS, "round": 2}, {}, {0: {}})
+    again, _ = RunDirectory.open(tmp_path / "a")
+    progress, server, clients = again.load()
+    assert progress["round"] == 1
+    assert torch.equal(server["a"], TREE["a"])
+    assert torch.equal(clients[0]["a"], TREE["a"])
+    assert again.history() == [{"round": 1}]
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path):
+    run = RunDirectory.create(tmp_path / "a", {})
+    run.save(PROGRESS, TREE, {})
+    file = run.checkpoints / "server.1-round.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    with pytest.raises(RunDirectoryError, match=r"server.1-round.safetensors is damaged \(wrong checksum\)"):
+        run.load()
+
+
+def test_a_half_written_history_line_is_cut(tmp_path):
+    run = RunDirectory.create(tmp_path / "a", {})
+    run.append({"round": 1})
+    run.save(PROGRESS, TREE, {})
+    with open(run.path / "history.jsonl", "a") as file:
+        file.write('{"round": 2, "par')
+    run.load()
+    assert run.history() == [{"round": 1}]

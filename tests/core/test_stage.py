@@ -1,0 +1,208 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+from polyfed.core.errors import TrainingError
+from polyfed.core.nets import EVAL, STILL, TRAIN, FunctionalNet, Net, mode
+from polyfed.core.party import ClientInfo, Context, Party, PartyData, Training
+from polyfed.core.rng import generator, seed_of
+from polyfed.core.runner import run_stage
+from polyfed.core.samples import Samples, Scaling
+from polyfed.core.stage import Draw, Stage, Update, batch_plan, is_trainable, learning_rate
+
+
+def context(**training):
+    settings = Training(**{"epochs": 1, "batch_size": 4, "lr": 0.1, **training})
+    return Context(0, 1, 1, settings, 2, (3,), 1)
+
+
+def client(model, n=4, models=None):
+    torch.manual_seed(0)
+    data = Samples(torch.randn(n, 3), torch.arange(n) % 2)
+    party = Party(0, ClientInfo(0, n, "test"), PartyData(data))
+    party.models = {"main": model, **(models or {})}
+    return party
+
+
+def cross_entropy(nets, batch, aux):
+    return F.cross_entropy(nets["main"](batch.x), batch.y)
+
+
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 3), st.booleans())
+def test_every_sample_is_used_once_an_epoch_and_a_lone_one_joins_its_neighbours(n, size, epochs, join):
+    batches = list(batch_plan(n, size, epochs, None, generator(0, "t"), True, join))
+    for epoch in range(epochs):
+        used = torch.cat([positions for e, positions in batches if e == epoch])
+        assert sorted(used.tolist()) == list(range(n))
+        sizes = [len(positions) for e, positions in batches if e == epoch]
+        if join and n > 1 and size > 1:
+            assert 1 not in sizes
+        assert all(s <= size + 1 for s in sizes)
+
+
+def test_each_epoch_has_a_new_order_and_steps_cut_it():
+    batches = list(batch_plan(50, 50, 2, None, generator(0, "t")))
+    assert not torch.equal(batches[0][1], batches[1][1])
+    assert len(list(batch_plan(10, 4, None, 7, generator(0, "t")))) == 7
+
+
+def test_streams_differ_by_every_part_of_their_name():
+    seeds = {seed_of(*key) for key in [(0, "a", 0, 0), (1, "a", 0, 0), (0, "b", 0, 0), (0, "a", 1, 0), (0, "a", 0, 1)]}
+    assert len(seeds) == 5
+    assert seed_of(0, "a", 11, 1) != seed_of(0, "a", 1, 11)
+
+
+def test_one_step_is_the_gradient_step_of_the_whole_batch():
+    model = nn.Linear(3, 2)
+    party = client(model)
+    x, y = party.train.inputs(), party.train.labels()
+    weight = model.weight.detach().clone().requires_grad_()
+    bias = model.bias.detach().clone().requires_grad_()
+    F.cross_entropy(F.linear(x, weight, bias), y).backward()
+    run_stage(Stage(cross_entropy), party, context(), "main/0")
+    assert torch.allclose(model.weight, weight - 0.1 * weight.grad, atol=1e-7)
+    assert torch.allclose(model.bias, bias - 0.1 * bias.grad, atol=1e-7)
+
+
+def test_gradients_of_several_losses_are_combined_by_the_stage():
+    def zero(nets, batch, aux):
+        return (nets["main"].parameters()["bias"] * 0).sum() + 0 * cross_entropy(nets, batch, aux)
+
+    def keep_second(grads, aux):
+        return grads[1]
+
+    model = nn.Linear(3, 2)
+    before = model.weight.detach().clone()
+    run_stage(Stage((cross_entropy, zero), gradients=keep_second), client(model), context(), "main/0")
+    assert torch.equal(model.weight, before)
+
+
+def test_alternating_updates_move_only_their_own_parameters():
+    first, second = nn.Linear(3, 2), nn.Linear(3, 2)
+    seen = []
+
+    def loss(nets, batch, aux):
+        seen.append([next(iter(nets[key].parameters().values())).requires_grad for key in ("main", "side")])
+        return F.cross_entropy(nets["main"](batch.x) + nets["side"](batch.x), batch.y)
+
+    updates = (Update((loss,), {"main": None}), Update((loss,), {"side": ("bias",)}))
+    before = second.weight.detach().clone()
+    run_stage(Stage(updates=updates), client(first, models={"side": second}), context(), "main/0")
+    assert seen == [[True, False], [False, False]]
+    assert torch.equal(second.weight, before)
+    assert all(p.requires_grad for p in (*first.parameters(), *second.parameters()))
+
+
+def test_projection_is_applied_after_the_step():
+    def positive(moved):
+        return {"main": {name: value.clamp(min=0) for name, value in moved["main"].items()}}
+
+    model = nn.Linear(3, 2)
+    run_stage(Stage(cross_entropy, project=positive), client(model), context(), "main/0")
+    assert (model.weight >= 0).all()
+
+
+def test_a_loss_that_is_not_a_number_names_client_round_and_batch():
+    def broken(nets, batch, aux):
+        return cross_entropy(nets, batch, aux) * torch.where(batch.y.sum() >= 0, float("nan"), 1.0)
+
+    with pytest.raises(TrainingError, match=r"client 0 became nan in round 1, batch 1 of 'main/0'.*smaller lr \(now 0.1"):
+        run_stage(Stage(broken), client(nn.Linear(3, 2)), context(), "main/0")
+
+
+def test_clipping_limits_the_step():
+    model = nn.Linear(3, 2)
+    before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
+    run_stage(Stage(cross_entropy), client(model), context(clip=0.01), "main/0")
+    after = torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert torch.linalg.norm(after - before) == pytest.approx(0.1 * 0.01, rel=1e-3)
+
+
+def test_columns_and_draws_reach_the_loss_and_do_not_disturb_the_order():
+    orders = []
+
+    def look(nets, batch, aux):
+        orders.append(batch["position"].tolist())
+        if "noise" in batch:
+            assert batch["noise"].shape == (len(batch.y), 5)
+        return cross_entropy(nets, batch, aux)
+
+    columns = {"position": torch.arange(9)}
+    run_stage(Stage(look, columns=columns), client(nn.Linear(3, 2), 9), context(), "main/0")
+    run_stage(
+        Stage(look, columns=columns, draws={"noise": Draw((None, 5))}), client(nn.Linear(3, 2), 9), context(), "main/0"
+    )
+    assert orders[: len(orders) // 2] == orders[len(orders) // 2 :]
+
+
+def test_dropout_draws_from_the_clients_stream_not_from_the_global_generator():
+    def build():
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(3, 32), nn.Dropout(0.5), nn.Linear(32, 2))
+
+    results = []
+    for seed in (5, 6):
+        model = build()
+        torch.manual_seed(seed)
+        run_stage(Stage(cross_entropy), client(model, 8), context(epochs=3), "main/0")
+        results.append(model[0].weight.detach().clone())
+    assert torch.equal(*results)
+    model = build()
+    run_stage(Stage(cross_entropy), client(model, 8), replace(context(epochs=3), seed=1), "main/0")
+    assert not torch.equal(model[0].weight, results[0])
+
+
+def test_a_single_sample_is_learned_even_with_batch_norm():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    before = model[0].weight.detach().clone()
+    run_stage(Stage(cross_entropy), client(model, 1), context(), "main/0")
+    assert not torch.equal(model[0].weight, before)
+
+
+def test_still_uses_the_batch_but_leaves_running_statistics_alone():
+    norm = nn.BatchNorm1d(3)
+    x = torch.randn(8, 3) * 5 + 2
+    still = Net(norm).still()(x)
+    assert torch.equal(norm.running_mean, torch.zeros(3))
+    assert int(norm.num_batches_tracked) == 0
+    trained = Net(norm)(x)
+    assert torch.allclose(still, trained)
+    assert not torch.equal(norm.running_mean, torch.zeros(3))
+    evaluated = Net(norm).eval()(x)
+    assert not torch.allclose(evaluated, trained)
+    assert norm.training and norm.track_running_stats
+
+
+@pytest.mark.parametrize("kind", [TRAIN, STILL, EVAL])
+def test_the_functional_handle_gives_the_same_outputs(kind):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    x = torch.randn(6, 3)
+    params, buffers = dict(model.named_parameters()), {n: b.clone() for n, b in model.named_buffers()}
+    functional = FunctionalNet(model, params, buffers, kind)(x)
+    assert torch.equal(functional, Net(model, kind)(x))
+    with mode(model, TRAIN):
+        assert model.training
+
+
+def test_prefixes_name_whole_parts():
+    assert is_trainable("head.weight", ("head",))
+    assert not is_trainable("header.weight", ("head",))
+    assert is_trainable("anything", None)
+
+
+def test_learning_rates_decay_by_epoch_and_by_round():
+    training = Training(lr=1.0, decay=0.8, decay_every=2, round_decay=0.5)
+    assert [learning_rate(training, 1, e) for e in range(4)] == [1.0, 1.0, 0.8, 0.8]
+    assert learning_rate(training, 3, 0) == 0.25
+
+
+def test_scaling_is_undone_exactly():
+    scaling = Scaling((0.5, 0.25), (0.2, 0.1), 255.0)
+    x = torch.randint(0, 256, (4, 2, 3, 3), dtype=torch.uint8)
+    assert torch.allclose(scaling.undo(scaling.apply(x)), x / 255.0, atol=1e-6)

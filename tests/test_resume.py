@@ -1,0 +1,94 @@
+"""`kill -9` at any moment, then `polyfed resume`: the finished run is the uninterrupted one (time fields aside)."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+ARGUMENTS = [
+    *("--method", "fedavg", "--data", "digits", "--limit", "300", "--clients", "4", "--partition", "dirichlet:0.5"),
+    *("--models", "mlp:1x32,mlp:2x32", "--rounds", "12", "--epochs", "1", "--set", "checkpoint_seconds=0", "--quiet"),
+]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def polyfed(*arguments):
+    return [sys.executable, "-m", "polyfed.cli", *map(str, arguments)]
+
+
+def timeless(path):
+    def strip(value):
+        if isinstance(value, dict):
+            return {k: strip(v) for k, v in value.items() if k not in ("seconds", "peak_memory")}
+        return [strip(v) for v in value] if isinstance(value, list) else value
+
+    return [strip(json.loads(line)) for line in path.read_text().replace("\n}", "}").splitlines() if line] \
+        if path.suffix == ".jsonl" else strip(json.loads(path.read_text()))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    out = tmp_path_factory.mktemp("whole") / "run"
+    subprocess.run(polyfed("run", *ARGUMENTS, "--out", out), check=True, env=ENVIRONMENT, capture_output=True)
+    return out
+
+
+def assert_equal_runs(out, whole):
+    assert timeless(out / "history.jsonl") == timeless(whole / "history.jsonl")
+    assert timeless(out / "result.json") == timeless(whole / "result.json")
+    for model in sorted((whole / "models").iterdir()):
+        assert (out / "models" / model.name).read_bytes() == model.read_bytes(), model.name
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "the run did not get there"
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("moment", [1, 4, 7, 11])
+def test_killed_after_some_rounds_and_a_random_moment_more(moment, whole, tmp_path):
+    out = tmp_path / "run"
+    process = subprocess.Popen(polyfed("run", *ARGUMENTS, "--out", out), env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+    history = out / "history.jsonl"
+    wait_for(lambda: history.is_file() and len(history.read_text().splitlines()) >= moment)
+    time.sleep(random.Random(moment).random() * 0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    subprocess.run(polyfed("resume", out, "--quiet"), check=True, env=ENVIRONMENT, capture_output=True)
+    assert_equal_runs(out, whole)
+
+
+@pytest.mark.parametrize("point", ["server.5", "client-2.6", "index.json", "client-0.1"])
+def test_killed_in_the_middle_of_a_checkpoint_write(point, whole, tmp_path):
+    """The process kills itself half-way through writing one file of a checkpoint."""
+    out = tmp_path / "run"
+    script = f"""
+import os, signal, sys
+from polyfed.core import checkpoint
+sync, writes = os.fsync, []
+def half(descriptor):
+    name = os.readlink(f"/proc/self/fd/{{descriptor}}")
+    if "/.{point}" in name and (len(writes) or "{point}" != "index.json"):
+        os.ftruncate(descriptor, os.fstat(descriptor).st_size // 2)
+        os.kill(os.getpid(), signal.SIGKILL)
+    writes.append(name) if "/.{point}" in name else None
+    sync(descriptor)
+os.fsync = half
+from polyfed.cli import main
+main()
+"""
+    killed = subprocess.run(
+        [sys.executable, "-c", script, "run", *ARGUMENTS, "--out", str(out)], env=ENVIRONMENT, capture_output=True
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    assert not (out / "result.json").exists()
+    subprocess.run(polyfed("resume", out, "--quiet"), check=True, env=ENVIRONMENT, capture_output=True)
+    assert_equal_runs(out, whole)
+    assert not [file for file in (out / "checkpoint").iterdir() if file.name.startswith(".")]
