@@ -44,34 +44,35 @@ def extract(state: Mapping[str, Tensor], slots: IndexMap) -> dict[str, Tensor]:
 def scatter_mean(state: dict[str, Tensor], parts: Iterable[Part]) -> None:
     """Replace every covered entry of `state` by the weighted mean over the parts that hold it; the rest stays.
 
-    `w[i] = sum_k a_k w_k[i] / sum_k a_k` over the clients `k` whose slice contains entry `i`.
+    `w[i] = sum_k a_k w_k[i] / sum_k a_k` over the clients `k` whose slice contains entry `i`, as a running mean: the
+    tensor of a lone holder, and equal tensors of any number of holders, come back without rounding.
     """
-    total: dict[str, Tensor] = {}
+    mean: dict[str, Tensor] = {}
     weight: dict[str, float | Tensor] = {}
     for part in parts:
+        if part.weight == 0:
+            continue
         for name, tensor in part.state.items():
             slot = part.slots[name]
             key, index = slot.key, slot.part
-            if key not in total:
-                total[key] = torch.zeros_like(state[key])
+            if key not in mean:
+                mean[key] = torch.zeros_like(state[key])
                 weight[key] = 0.0
-            if index is not None and not isinstance(weight[key], Tensor):
-                weight[key] = torch.full_like(state[key], float(weight[key]))
+            held = weight[key]
+            if index is not None and not isinstance(held, Tensor):
+                held = torch.full_like(state[key], held)
+            tensor = tensor.to(mean[key])
             if index is None:
-                total[key].add_(tensor.to(total[key]), alpha=part.weight)
-                weight[key] += part.weight
+                held = held + part.weight
+                mean[key].lerp_(tensor, part.weight / held)
             else:
-                total[key][index] += tensor.to(total[key]) * part.weight
-                held = weight[key]
                 assert isinstance(held, Tensor)
                 held[index] += part.weight
-    for key, summed in total.items():
+                mean[key][index] = mean[key][index].lerp(tensor, part.weight / held[index])
+            weight[key] = held
+    for key, averaged in mean.items():
         held = weight[key]
-        if isinstance(held, Tensor):
-            covered = held > 0
-            state[key][covered] = summed[covered] / held[covered]
-        elif held > 0:
-            state[key].copy_(summed.div_(held))
+        state[key].copy_(torch.where(held > 0, averaged, state[key]) if isinstance(held, Tensor) else averaged)
 
 
 @torch.no_grad()

@@ -1,0 +1,47 @@
+"""Three rounds of every method on digits give the stored results.
+
+A change here means that a method computes something else than before. If that is meant, write the new figures with
+`python tests/golden/test_golden.py` and say why in the commit.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
+from table import CASES, run_case
+
+FILE = Path(__file__).with_name("golden.json")
+TOLERANCE = 0.035  # two of the sixty test samples: float rounding differs between processors
+
+
+def figures(case):
+    result = run_case(case, rounds=3, digits=True)
+    accuracy = result.accuracy()
+    return {
+        "mean": round(accuracy["mean"], 4),
+        "global": accuracy["global"] and round(accuracy["global"], 4),
+        "loss": round([line["loss"] for line in result.history if "loss" in line][-1], 4),
+        "bytes_up": result.cost.total("up"),
+        "bytes_down": result.cost.total("down"),
+    }
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_three_rounds_give_the_stored_result(case):
+    expected = json.loads(FILE.read_text())[case.id]
+    found = figures(case)
+    assert (found["bytes_up"], found["bytes_down"]) == (expected["bytes_up"], expected["bytes_down"])
+    assert found["mean"] == pytest.approx(expected["mean"], abs=TOLERANCE)
+    assert found["loss"] == pytest.approx(expected["loss"], rel=0.02, abs=0.01)
+    if expected["global"] is None:
+        assert found["global"] is None
+    else:
+        assert found["global"] == pytest.approx(expected["global"], abs=TOLERANCE)
+
+
+if __name__ == "__main__":
+    stored = {case.id: figures(case) for case in CASES}
+    FILE.write_text(json.dumps(stored, indent=2, sort_keys=True) + "\n")

@@ -1,0 +1,103 @@
+"""Acceptance properties of FedProto (specification F1)."""
+
+import numpy as np
+import pytest
+import torch
+
+import polyfed as pf
+from polyfed.core.errors import InputError
+from polyfed.core.nets import Net
+from polyfed.core.stage import Batch
+from polyfed.methods.fedproto import FedProto
+from polyfed.models import build
+from polyfed.ops.prototypes import class_means, mean_prototypes, merged, spread
+
+
+def packed(values, classes, counts):
+    return {
+        "prototypes": torch.tensor(values),
+        "classes": torch.tensor(classes, dtype=torch.uint8),
+        "counts": torch.tensor(counts, dtype=torch.int32),
+    }
+
+
+def clients(sizes=(12, 20), classes=3, seed=0):
+    rng = np.random.default_rng(seed)
+    made = [(rng.normal(size=(n, 5)).astype(np.float32), rng.integers(0, classes, n)) for n in sizes]
+    return pf.Clients.from_parts(made, test=made[0], num_classes=classes, normalize=False)
+
+
+def test_prototypes_average_over_their_holders():
+    replies = [packed([[1.0, 1.0], [4.0, 0.0]], [0, 1], [3, 1]), packed([[8.0, 4.0], [5.0, 5.0]], [1, 2], [3, 2])]
+    by_samples = mean_prototypes(replies, 4)
+    assert by_samples["classes"].tolist() == [0, 1, 2]
+    assert by_samples["prototypes"].tolist() == [[1.0, 1.0], [7.0, 3.0], [5.0, 5.0]]
+    assert mean_prototypes(replies, 4, "uniform")["prototypes"][1].tolist() == [6.0, 2.0]
+
+
+def test_a_class_without_holders_keeps_its_prototype():
+    old, new = packed([[1.0], [2.0]], [0, 2], [1, 1]), packed([[9.0]], [2], [1])
+    both = merged(old, new, 3)
+    assert both["classes"].tolist() == [0, 2]
+    assert both["prototypes"].tolist() == [[1.0], [9.0]]
+
+
+def test_the_global_prototype_is_the_mean_over_all_samples_of_a_class():
+    data = clients()
+    model = build("mlp:1x8", (5,), 3).eval()
+    replies = [class_means(model, samples, 3) for samples in data.train]
+    x = torch.cat([s.inputs() for s in data.train])
+    y = torch.cat([s.labels() for s in data.train])
+    full, known = spread(mean_prototypes(replies, 3), 3, 8)
+    for label in range(3):
+        assert torch.allclose(full[label], model.features(x[y == label]).mean(0), atol=1e-6)
+    assert known.tolist() == [1, 1, 1]
+
+
+def test_bytes_are_those_of_the_formula():
+    data = clients()
+    result = pf.run(FedProto(), data, ["mlp:1x8"], rounds=2)
+    held = [int((np.array(s.label_counts(3)) > 0).sum()) for s in data.train]
+    for client, classes in enumerate(held):
+        assert result.cost.bytes["up"][client] == 2 * (4 * (classes * 8 + classes) + classes)
+        assert result.cost.bytes["down"][client] == 4 * 3 * 8 + 3  # nothing in the first round
+
+
+def test_the_term_vanishes_at_the_prototype_and_for_unknown_classes():
+    model = build("mlp:1x8", (5,), 3)
+    x, y = torch.randn(4, 5), torch.tensor([0, 0, 1, 2])
+    batch = Batch(x, y)
+    method, plain = FedProto(lam=3.0), FedProto(lam=0.0)
+    features = model.features(x).detach()
+    base = plain.loss({"main": Net(model)}, batch, {})
+    unknown = {"prototypes": torch.randn(3, 8), "known": torch.zeros(3)}
+    assert torch.equal(method.loss({"main": Net(model)}, batch, unknown), base)
+    at = {"prototypes": torch.stack([features[0], features[2], features[3]]), "known": torch.ones(3)}
+    same = Batch(x[[0, 2, 3]], y[[0, 2, 3]])
+    assert torch.allclose(
+        method.loss({"main": Net(model)}, same, at), plain.loss({"main": Net(model)}, same, {}), atol=1e-7
+    )
+
+
+def test_the_term_is_the_mean_square_over_batch_and_coordinates():
+    model = build("mlp:1x8", (5,), 3)
+    x, y = torch.randn(4, 5), torch.tensor([0, 0, 1, 2])
+    target = torch.randn(3, 8)
+    aux = {"prototypes": target, "known": torch.tensor([1.0, 1.0, 0.0])}
+    with_term = FedProto(lam=2.0).loss({"main": Net(model)}, Batch(x, y), aux)
+    base = FedProto(lam=0.0).loss({"main": Net(model)}, Batch(x, y), aux)
+    squares = (model.features(x) - target[y]).pow(2)
+    squares[3] = 0
+    assert torch.allclose(with_term - base, 2.0 * squares.mean(), atol=1e-6)
+
+
+def test_prediction_by_nearest_prototype_excludes_unknown_classes():
+    result = pf.run(FedProto(predict_with="prototype"), clients(classes=4), ["mlp:1x8"], rounds=2)
+    assert 0 <= result.accuracy()["mean"] <= 1
+
+
+def test_feature_sizes_that_differ_are_refused_with_both_clients():
+    with pytest.raises(InputError, match=r"client 0 has 8 features and client 1 has 16: set feature_dim.*Methods that would"):
+        pf.run(FedProto(), clients(), ["mlp:1x8", "mlp:1x16"])
+    result = pf.run(FedProto(), clients(), ["mlp:1x8", "mlp:1x16"], rounds=1, feature_dim=8)
+    assert len(result.accuracy()["per_client"]) == 2
