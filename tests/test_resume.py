@@ -27,8 +27,11 @@ def timeless(path):
             return {k: strip(v) for k, v in value.items() if k not in ("seconds", "peak_memory")}
         return [strip(v) for v in value] if isinstance(value, list) else value
 
-    return [strip(json.loads(line)) for line in path.read_text().replace("\n}", "}").splitlines() if line] \
-        if path.suffix == ".jsonl" else strip(json.loads(path.read_text()))
+    return (
+        [strip(json.loads(line)) for line in path.read_text().replace("\n}", "}").splitlines() if line]
+        if path.suffix == ".jsonl"
+        else strip(json.loads(path.read_text()))
+    )
 
 
 @pytest.fixture(scope="module")

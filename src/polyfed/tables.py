@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -38,9 +39,18 @@ def spread(values: Sequence[float], signed: bool = False) -> str:
     return f"{sign}{100 * mean:.1f}" + (f" ± {100 * half:.1f}" if len(values) > 1 else "")
 
 
+class ShownTable(Table):
+    """A rich table that `print` and notebooks show as a table."""
+
+    def __str__(self) -> str:
+        console = Console(width=max(80, Console().width), file=io.StringIO(), record=True)
+        console.print(self)
+        return console.export_text().rstrip()
+
+
 def comparison_table(rows: Sequence[Row], title: str) -> Table:
     """Return the table of a comparison: who gained what at which cost."""
-    table = Table(title=title, title_justify="left", caption_justify="left")
+    table = ShownTable(title=title, title_justify="left", caption_justify="left")
     table.add_column("method", no_wrap=True)
     for heading in ("accuracy %", "gain", "worst %", "global %", "sent", "received", "time"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -65,7 +75,7 @@ def client_table(summary: Mapping[str, Any], alone: Sequence[float] | None = Non
     """Return one row for each client from the content of `result.json`; `alone`: its accuracy without the others."""
     accuracy, cost = summary["accuracy"], summary["cost"]["per_client"]
     title = f"{summary['method']}, {summary['rounds']} rounds, seed {summary['seed']}"
-    table = Table(title=title, title_justify="left", caption_justify="left")
+    table = ShownTable(title=title, title_justify="left", caption_justify="left")
     table.add_column("client", justify="right")
     table.add_column("model", no_wrap=True)
     headings = ["samples", "acc. %"] + (["alone %", "gain"] if alone else []) + ["sent", "received"]

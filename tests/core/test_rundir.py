@@ -64,7 +64,12 @@ def test_only_changed_clients_are_written_again_and_old_files_go(tmp_path):
     run.save(PROGRESS, TREE, {0: TREE, 1: TREE})
     run.save({**PROGRESS, "round": 2}, TREE, {1: {"x": torch.ones(1)}})
     files = sorted(os.listdir(run.checkpoints))
-    assert files == ["client-0.1-round.safetensors", "client-1.2-round.safetensors", "index.json", "server.2-round.safetensors"]
+    assert files == [
+        "client-0.1-round.safetensors",
+        "client-1.2-round.safetensors",
+        "index.json",
+        "server.2-round.safetensors",
+    ]
     _, _, clients = run.load()
     assert torch.equal(clients[0]["a"], TREE["a"])
     assert torch.equal(clients[1]["x"], torch.ones(1))

@@ -111,7 +111,9 @@ def test_a_loss_that_is_not_a_number_names_client_round_and_batch():
     def broken(nets, batch, aux):
         return cross_entropy(nets, batch, aux) * torch.where(batch.y.sum() >= 0, float("nan"), 1.0)
 
-    with pytest.raises(TrainingError, match=r"client 0 became nan in round 1, batch 1 of 'main/0'.*smaller lr \(now 0.1"):
+    with pytest.raises(
+        TrainingError, match=r"client 0 became nan in round 1, batch 1 of 'main/0'.*smaller lr \(now 0.1"
+    ):
         run_stage(Stage(broken), client(nn.Linear(3, 2)), context(), "main/0")
 
 

@@ -59,9 +59,7 @@ def test_cutting_and_averaging_untouched_parts_is_the_identity():
     torch.manual_seed(0)
     state = {"w": torch.randn(8, 8), "b": torch.randn(8)}
     before = {name: tensor.clone() for name, tensor in state.items()}
-    slots = [
-        {"w": Slot("w", (slice(0, n), slice(0, n))), "b": Slot("b", (slice(0, n),))} for n in (8, 8, 5, 3)
-    ]
+    slots = [{"w": Slot("w", (slice(0, n), slice(0, n))), "b": Slot("b", (slice(0, n),))} for n in (8, 8, 5, 3)]
     parts = [Part({n: t.clone() for n, t in extract(state, s).items()}, s, 1.0) for s in slots]
     scatter_mean(state, parts)
     for name in state:

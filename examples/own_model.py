@@ -1,0 +1,27 @@
+"""Bring your own torch module: one call gives polyfed the cut points that some methods need."""
+
+import polyfed as pf
+from torch import nn
+
+
+class MyNetwork(nn.Module):
+    """An ordinary torch module that knows nothing of polyfed."""
+
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 32), nn.ReLU())
+        self.classifier = nn.Linear(32, num_classes)
+
+    def forward(self, x):
+        return self.classifier(self.body(x))
+
+
+def my_network(num_classes: int) -> nn.Module:
+    """Name the last layer; its input is what prototype methods call the features."""
+    return pf.adapt(MyNetwork(num_classes), head="classifier", input_shape=(1, 8, 8))
+
+
+clients = pf.split("digits", clients=6, by="dirichlet:0.5", seed=0)
+# The zoo's networks have 16 and 64 features, ours has 32: feature_dim brings all of them to 32.
+result = pf.run(pf.FedProto(lam=1.0), clients, [my_network, "cnn:8-16", "mlp:1x64"], rounds=3, feature_dim=32)
+print(result.table())

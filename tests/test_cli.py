@@ -1,0 +1,174 @@
+"""The command line: what it answers, how it refuses, and how fast it is there."""
+
+import io
+import json
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from polyfed.cli import main
+
+SMALL = ["--data", "digits", "--limit", "120", "--clients", "3", "--rounds", "2", "--models", "mlp:1x8"]
+
+
+def polyfed(*arguments, cwd=None):
+    """Run a command in this process (a process of its own for each would spend its time on importing torch)."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["polyfed", *map(str, arguments)])
+        patch.setenv("COLUMNS", "200")
+        if cwd is not None:
+            patch.chdir(cwd)
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+    return SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
+
+
+def refused(*arguments, says, cwd=None):
+    done = polyfed(*arguments, cwd=cwd)
+    sentence = " ".join(done.stderr.split())
+    assert done.returncode == 2, (done.returncode, sentence, done.stdout)
+    assert says in sentence, sentence
+    assert "Traceback" not in sentence
+
+
+def test_help_does_not_import_torch():
+    code = "import sys; from polyfed.cli import app; print('torch' in sys.modules, 'pydantic' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_a_run_prints_a_line_a_round_a_table_and_its_directory(tmp_path):
+    done = polyfed("run", "--method", "fedavg", *SMALL, "--out", tmp_path / "a")
+    assert done.returncode == 0, done.stderr
+    assert "round   2/2  accuracy" in done.stdout
+    assert "mlp:1x8" in done.stdout
+    assert str(tmp_path / "a") in done.stdout
+    written = {path.name for path in (tmp_path / "a").iterdir()}
+    assert {"config.json", "history.jsonl", "result.json", "checkpoint", "models"} <= written
+    result = json.loads((tmp_path / "a" / "result.json").read_text())
+    assert result["method"] == "fedavg"
+    assert len(result["accuracy"]["per_client"]) == 3
+    assert result["cost"]["bytes_up"] > 0
+
+
+def test_json_goes_to_the_output_and_progress_does_not():
+    done = polyfed("run", "--method", "local", *SMALL, "--json")
+    assert json.loads(done.stdout)["cost"]["bytes_up"] == 0
+    assert "round" in done.stderr
+    assert polyfed("run", "--method", "local", *SMALL, "--json", "--quiet").stderr == ""
+
+
+def test_the_same_experiment_as_options_and_as_a_file(tmp_path):
+    (tmp_path / "e.toml").write_text(
+        'method = "fedprox"\ndata = "digits"\nlimit = 120\nclients = 3\nrounds = 2\nmodels = ["mlp:1x8"]\n'
+        "[methods.fedprox]\nmu = 0.5\n[scales.longer]\nrounds = 3\n"
+    )
+    one = json.loads(polyfed("run", tmp_path / "e.toml", "--json", "--quiet").stdout)
+    other = json.loads(
+        polyfed("run", "--method", "fedprox", *SMALL, "--set", "method.mu=0.5", "--json", "--quiet").stdout
+    )
+    assert one["accuracy"] == other["accuracy"]
+    longer = json.loads(polyfed("run", tmp_path / "e.toml", "--scale", "longer", "--json", "--quiet").stdout)
+    assert longer["rounds"] == 3
+
+
+def test_compare_pairs_methods_by_seed_and_continues_where_it_was(tmp_path):
+    arguments = ["compare", "--methods", "fedavg,fedproto", "--seeds", "2", *SMALL, "--out", tmp_path / "c", "--json"]
+    first = polyfed(*arguments)
+    rows = {row["method"]: row for row in json.loads(first.stdout)}
+    assert list(rows) == ["local", "fedavg", "fedproto"]
+    assert rows["fedavg"]["gain"] == pytest.approx(np.subtract(rows["fedavg"]["accuracy"], rows["local"]["accuracy"]))
+    again = polyfed(*arguments)
+    assert json.loads(again.stdout) == json.loads(first.stdout)
+    assert "round" not in again.stderr  # nothing was run a second time
+
+
+@pytest.mark.parametrize("listing", ["methods", "models", "data"])
+def test_listings(listing):
+    rows = json.loads(polyfed(listing, "--json").stdout)
+    assert len(rows) >= 7
+    assert polyfed(listing).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--method", "fedavgg"], "Unknown method 'fedavgg': did you mean 'fedavg'?"),
+        (["--models", "mpl:2"], "Unknown model 'mpl': did you mean 'mlp'?"),
+        (["--data", "digitz"], "digitz"),
+        (["--set", "method.muu=1"], "Unknown option of method fedavg 'muu'"),
+        (["--set", "rouns=3"], "Unknown option 'rouns': did you mean 'rounds'?"),
+        (["--set", "rounds=many"], "Option 'rounds' has a wrong value ('many')"),
+        (["--set", "rounds"], "--set takes key=value"),
+        (["--partition", "dirichlet:0"], "alpha"),
+        (["--partition", "dirichlet:-1"], "alpha"),
+        (["--partition", "dirrichlet:1"], "did you mean 'dirichlet'?"),
+        (["--clients", "5000"], "5000"),
+        (["--rounds", "0"], "rounds must be at least 1"),
+        (["--lr", "0"], "lr must be a positive number"),
+        (["--optimizer", "sdg"], "optimizer is one of sgd, adam, adamw"),
+        (["--participation", "1.5"], "participation must be above 0"),
+        (["--evaluate", "sometimes"], "evaluate is 'every=N' or 'end'"),
+        (["--method", "fedmd"], "fedmd needs public data at all parties, but there is none: add public data"),
+        (
+            ["--method", "fedproto", "--models", "mlp:1x8,mlp:1x16"],
+            "client 0 has 8 features and client 1 has 16: set feature_dim",
+        ),
+        (["--set", "method.view=full", "--models", "mlp:1,mlp:2"], "View 'full' needs one architecture"),
+        (
+            ["--method", "heterofl", "--models", "mlp:1x8,cnn:4"],
+            "heterofl needs architectures of one family (layers with common names), but client 0 has mlp:1x8",
+        ),
+        (["--method", "no.such.module:Class"], "Cannot import method"),
+        (["--method", "json:JSONDecoder"], "is not a polyfed Method"),
+        (["nowhere.toml"], "Cannot read the experiment file nowhere.toml"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_refused_in_one_sentence(arguments, says, tmp_path):
+    refused("run", *SMALL, *arguments, "--out", tmp_path / "run", says=says, cwd=tmp_path)
+    assert not (tmp_path / "run").exists()  # refused before anything was written
+
+
+def test_bad_files_are_refused(tmp_path):
+    (tmp_path / "bad.toml").write_text("rounds = = 3")
+    refused("run", tmp_path / "bad.toml", says="is not valid TOML")
+    (tmp_path / "key.toml").write_text("epoch = 3")
+    refused("run", tmp_path / "key.toml", says="'epoch': did you mean 'epochs'?")
+    (tmp_path / "cut.parquet").write_bytes(b"PAR1 and then nothing")
+    refused("run", "--data", tmp_path / "cut.parquet", says="cut.parquet")
+
+
+def test_a_run_directory_is_never_overwritten_and_an_old_one_is_refused(tmp_path):
+    out = tmp_path / "a"
+    assert polyfed("run", "--method", "local", *SMALL, "--out", out, "--quiet").returncode == 0
+    before = (out / "result.json").read_bytes()
+    refused("run", "--method", "local", *SMALL, "--out", out, says="already exists and is not empty")
+    assert (out / "result.json").read_bytes() == before
+    config = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps({**config, "format": 0}))
+    refused("resume", out, says="another version of polyfed")
+    refused("resume", tmp_path / "nothing", says="is not a run directory")
+
+
+def test_an_output_that_cannot_be_written_is_said_clearly(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = polyfed("run", "--method", "local", *SMALL, "--out", tmp_path / "file" / "run")
+    assert done.returncode in (1, 2)
+    assert "Cannot write" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_training_that_breaks_down_names_client_round_and_batch():
+    done = polyfed("run", "--method", "local", *SMALL, "--lr", "1e30")
+    assert done.returncode == 1
+    sentence = " ".join(done.stderr.split())
+    assert "The loss of client" in sentence and "in round" in sentence and "smaller lr" in sentence
