@@ -40,12 +40,18 @@ OptimizerName = Annotated[str | None, typer.Option("--optimizer", help="sgd | ad
 LearningRate = Annotated[float | None, typer.Option("--lr", help="Learning rate.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of everything random.")]
 Evaluate = Annotated[str | None, typer.Option(help="When to measure: every=N or end.")]
+Engine = Annotated[str | None, typer.Option(help="auto | sequential | threads | batched")]
+Workers = Annotated[int | None, typer.Option(help="Threads that train clients (default: as many as torch uses).")]
+Device = Annotated[str | None, typer.Option(help="cpu | cuda | auto")]
 PublicData = Annotated[str | None, typer.Option("--public", help="Public data: N rows held out, or NAME[:N].")]
 Out = Annotated[Path | None, typer.Option(help="A new directory for everything the run leaves behind.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress lines.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON (progress goes to the error stream).")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="key=value; method.mu=0.1 sets a hyper-parameter. May be repeated.")
+]
+Log = Annotated[
+    list[str] | None, typer.Option("--log", help="Also write to csv, tensorboard or mlflow. May be repeated.")
 ]
 Scale = Annotated[str | None, typer.Option(help="Which [scales.NAME] table of the experiment file to use.")]
 
@@ -79,6 +85,9 @@ def run(
     optimizer: OptimizerName = None,
     lr: LearningRate = None,
     seed: Seed = None,
+    device: Device = None,
+    engine: Engine = None,
+    workers: Workers = None,
     evaluate: Evaluate = None,
     public: PublicData = None,
     out: Out = None,
@@ -86,15 +95,19 @@ def run(
     as_json: Json = False,
     settings: Settings = None,
     scale: Scale = None,
+    log: Log = None,
 ) -> None:
     """Run one method."""
     given = _given(locals())
     experiment = _experiment(file, given, settings, scale)
     from polyfed.compare import run_experiment
-    from polyfed.tables import Progress
+    from polyfed.live import watching
 
     progress = Console(stderr=as_json, quiet=quiet)
-    result = run_experiment(experiment, out=out, observers=[Progress(progress, experiment.rounds, experiment.method)])
+    with watching(progress, log or (), out, f"polyfed resume {out}" if out else None) as watch:
+        observers = watch(experiment.method, experiment.rounds, experiment.model_dump())
+        result = run_experiment(experiment, out=out, observers=observers)
+    _report(out, progress)
     _show(result, as_json)
 
 
@@ -116,6 +129,9 @@ def compare(
     optimizer: OptimizerName = None,
     lr: LearningRate = None,
     seed: Seed = None,
+    device: Device = None,
+    engine: Engine = None,
+    workers: Workers = None,
     evaluate: Evaluate = None,
     public: PublicData = None,
     out: Out = None,
@@ -123,22 +139,27 @@ def compare(
     as_json: Json = False,
     settings: Settings = None,
     scale: Scale = None,
+    log: Log = None,
 ) -> None:
     """Run several methods over several seeds on the same splits and initial weights."""
     given = _given(locals(), without=("methods", "seeds"))
     experiment = _experiment(file, given, settings, scale)
     from polyfed.compare import compare as run_all
-    from polyfed.tables import Progress, comparison_table
+    from polyfed.live import watching
+    from polyfed.tables import comparison_table
 
     progress = Console(stderr=as_json, quiet=quiet)
     labels = [label.strip() for label in methods.split(",")] if methods else None
-    rows = run_all(
-        experiment,
-        labels,
-        seeds,
-        out,
-        started=lambda label, number: [Progress(progress, experiment.rounds, f"{label} #{number}")],
-    )
+    again = "the same command: finished runs are kept, this one goes on" if out else None
+    with watching(progress, log or (), out, again) as watch:
+        rows = run_all(
+            experiment,
+            labels,
+            seeds,
+            out,
+            started=lambda label, seed: watch(f"{label} #{seed}", experiment.rounds, experiment.model_dump()),
+        )
+    _report(out, progress)
     if as_json:
         sys.stdout.write(json.dumps([vars(row) for row in rows], indent=2) + "\n")
         return
@@ -157,12 +178,56 @@ def resume(
     """Continue a run from its checkpoint."""
     from polyfed.api import resume as continue_run
     from polyfed.core.rundir import RunDirectory
-    from polyfed.tables import Progress
+    from polyfed.live import watching
 
     _, config = RunDirectory.open(directory)
     progress = Console(stderr=as_json, quiet=quiet)
-    result = continue_run(directory, [Progress(progress, config["rounds"], config["label"])])
+    with watching(progress, (), directory, f"polyfed resume {directory}") as watch:
+        result = continue_run(directory, watch(config["label"], config["rounds"], config))
+    _report(directory, progress)
     _show(result, as_json)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Directories of runs or comparisons.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The file to write; by default report.html in the directory.")
+    ] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="Also write figures (PDF, SVG, PNG) and tables (LaTeX, Markdown, CSV) here.")
+    ] = None,
+    target: Annotated[
+        list[float] | None, typer.Option(help="Accuracy from 0 to 1 for the rounds-to-target table. May be repeated.")
+    ] = None,
+) -> None:
+    """Write one page about runs: who gained, what it cost, and why."""
+    from polyfed.report import export as write_files
+    from polyfed.report import write_report
+
+    console = Console()
+    source = runs[0] if len(runs) == 1 else runs
+    console.print(f"Wrote {write_report(source, out, target)}", highlight=False, soft_wrap=True)
+    if export:
+        console.print(f"Wrote {len(write_files(source, export))} files to {export}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def analyze(
+    name: Annotated[str, typer.Argument(help="Which analysis: cka, embedding, reconstruction, robustness, ...")],
+    runs: Annotated[list[Path], typer.Argument(help="Directories of runs.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the figures; by default analysis/NAME in the run.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value: an option of the analysis. May be repeated.")
+    ] = None,
+) -> None:
+    """Look into finished runs as the papers do: figures and numbers."""
+    from polyfed.analysis.command import analyze as look
+
+    for line in look(name, runs, out, settings or []):
+        Console().print(line, highlight=False, soft_wrap=True)
 
 
 @app.command(name="methods")
@@ -214,17 +279,23 @@ def main() -> None:
 
     try:
         app()
+    except KeyboardInterrupt:
+        Console(stderr=True).print("Stopped.")
+        sys.exit(130)
     except InputError as error:
         Console(stderr=True).print(f"[bold red]Error:[/] {error}", highlight=False, soft_wrap=True, markup=True)
         sys.exit(2)
     except PolyfedError as error:
+        if type(error).__name__ == "Stopped":  # Ctrl-C: a stop, not a failure
+            Console(stderr=True).print(str(error), highlight=False, soft_wrap=True, markup=False)
+            sys.exit(130)
         Console(stderr=True).print(f"[bold red]Error:[/] {error}", highlight=False, soft_wrap=True, markup=True)
         sys.exit(1)
 
 
 def _given(values: dict[str, Any], without: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return the options of a command that describe the experiment."""
-    others = {"file", "out", "quiet", "as_json", "settings", "scale", *without}
+    others = {"file", "out", "quiet", "as_json", "settings", "scale", "log", *without}
     return {key: value for key, value in values.items() if key not in others}
 
 
@@ -242,6 +313,15 @@ def _fresh(path: Path) -> Path:
         candidate = path.with_name(f"{path.name}-{number}")
         number += 1
     return candidate
+
+
+def _report(out: Path | None, console: Console) -> None:
+    """Write the page of a finished run or comparison and say where it is."""
+    if out is None:
+        return
+    from polyfed.report import write_report
+
+    console.print(f"Report: {write_report(out)}", highlight=False, soft_wrap=True)
 
 
 def _show(result: Any, as_json: bool) -> None:

@@ -53,6 +53,9 @@ class Experiment(BaseModel):
     seed: int = 0
     evaluate: str | int = "every=1"
     checkpoint_seconds: float = 10.0
+    engine: str = "threads"
+    workers: int | None = None
+    device: str = "cpu"
 
     def method_options(self, label: str) -> tuple[str, dict[str, Any]]:
         """Return the method's name and hyper-parameters for a label."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -25,7 +26,7 @@ def amount(number: float) -> str:
 
 def percent(share: float | None) -> str:
     """Return an accuracy for people."""
-    return "–" if share is None else f"{100 * share:.1f}"
+    return "-" if share is None else f"{100 * share:.1f}"
 
 
 def spread(values: Sequence[float], signed: bool = False) -> str:
@@ -33,7 +34,7 @@ def spread(values: Sequence[float], signed: bool = False) -> str:
     from polyfed.compare import interval
 
     if not values:
-        return "–"
+        return "-"
     mean, half = interval(values)
     sign = "+" if signed and mean >= 0 else ""
     return f"{sign}{100 * mean:.1f}" + (f" ± {100 * half:.1f}" if len(values) > 1 else "")
@@ -50,9 +51,9 @@ class ShownTable(Table):
 
 def comparison_table(rows: Sequence[Row], title: str) -> Table:
     """Return the table of a comparison: who gained what at which cost."""
-    table = ShownTable(title=title, title_justify="left", caption_justify="left")
+    table = ShownTable(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0))
     table.add_column("method", no_wrap=True)
-    for heading in ("accuracy %", "gain", "worst %", "global %", "sent", "received", "time"):
+    for heading in ("accuracy %", "gain", "worst %", "global %", "sent", "received", "s"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
@@ -63,7 +64,7 @@ def comparison_table(rows: Sequence[Row], title: str) -> Table:
             spread(row.globals),
             amount(row.bytes_up),
             amount(row.bytes_down),
-            f"{row.seconds:.1f} s",
+            f"{row.seconds:.0f}" if row.seconds >= 10 else f"{row.seconds:.1f}",
         )
     seeds = len(rows[0].accuracy)
     over = f"; mean and 95 % t-interval over {seeds} seeds" if seeds > 1 else ""
@@ -75,12 +76,12 @@ def client_table(summary: Mapping[str, Any], alone: Sequence[float] | None = Non
     """Return one row for each client from the content of `result.json`; `alone`: its accuracy without the others."""
     accuracy, cost = summary["accuracy"], summary["cost"]["per_client"]
     title = f"{summary['method']}, {summary['rounds']} rounds, seed {summary['seed']}"
-    table = ShownTable(title=title, title_justify="left", caption_justify="left")
+    table = ShownTable(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0))
     table.add_column("client", justify="right")
     table.add_column("model", no_wrap=True)
     headings = ["samples", "acc. %"] + (["alone %", "gain"] if alone else []) + ["sent", "received"]
     for heading in headings:
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for client, value in enumerate(accuracy["per_client"]):
         cells = [str(summary["samples"][client]), percent(value)]
         if alone:

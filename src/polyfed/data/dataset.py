@@ -128,6 +128,38 @@ def subset(dataset: Dataset, limit: int | tuple[int | None, int | None] | None, 
     return replace(smaller, fingerprint=content_hash(smaller))
 
 
+def only_classes(dataset: Dataset, first: int, last: int) -> Dataset:
+    """Return the samples of the classes `first` to `last`, numbered from 0.
+
+    Raises
+    ------
+    InputError
+        If there are no such classes.
+    """
+    if not 0 <= first <= last < dataset.num_classes:
+        raise InputError(
+            f"'{dataset.name}' has the classes 0 to {dataset.num_classes - 1}, so {first}-{last} is not possible."
+        )
+    parts = []
+    kept_rows = np.empty(0, dtype=np.int64)
+    for samples in (dataset.train, dataset.test):
+        labels = samples.labels()
+        kept = torch.nonzero((labels >= first) & (labels <= last)).flatten()
+        kept_rows = kept.numpy() if samples is dataset.train else kept_rows
+        rows = samples.rows(kept)
+        parts.append(replace(samples, x=samples.x[rows], y=samples.y[rows] - first, index=None))
+    smaller = replace(
+        dataset,
+        name=f"{dataset.name}/{first}-{last}",
+        train=parts[0],
+        test=parts[1],
+        num_classes=last - first + 1,
+        class_names=dataset.class_names[first : last + 1],
+        columns={key: values[kept_rows] for key, values in dataset.columns.items()},
+    )
+    return replace(smaller, fingerprint=content_hash(smaller))
+
+
 def content_hash(dataset: Dataset) -> str:
     """Return a hash over everything that training can see: inputs, labels, class names, scaling and columns."""
     digest = hashlib.sha256()

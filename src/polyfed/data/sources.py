@@ -19,13 +19,14 @@ from polyfed.core.samples import Scaling
 from polyfed.data import hub
 from polyfed.data.cache import Store, files_key, name_key
 from polyfed.data.catalog import KNOWN, TEST_NAMES, TRAIN_NAMES, Known, folder_name, in_data_root, split_files
-from polyfed.data.dataset import Dataset, build, stratified_holdout, subset
+from polyfed.data.dataset import Dataset, build, only_classes, stratified_holdout, subset
 from polyfed.data.decode import decode_images, fit_images, resize_images
 from polyfed.data.objects import part_of
 from polyfed.data.tables import Part, Table, convert, read_parquet
 
 HOLDOUT = 0.2  # share of a set without a test part that becomes its test part
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+SOME_CLASSES = re.compile(r"(\w+(?::\w+)?)/(\d+)-(\d+)")  # fashion_mnist/5-9: the classes 5 to 9, numbered from 0
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 PathLike = str | os.PathLike[str]
@@ -55,9 +56,9 @@ def load(
     Parameters
     ----------
     source
-        A known name (see `describe_sources`), a Hub id `owner/name`, a parquet file, a folder of
-        `<split>.parquet` files or of images in class folders, a pair of arrays `(inputs, labels)`,
-        a torch or Hugging Face `Dataset`.
+        A known name (see `describe_sources`), some classes of one (`fashion_mnist/5-9`), a Hub id `owner/name`,
+        a parquet file, a folder of `<split>.parquet` files or of images in class folders, a pair of arrays
+        `(inputs, labels)`, a torch or Hugging Face `Dataset`.
     test
         The test part, of the same kind as `source`. Without one, and where the source has none,
         a fifth of the rows is held out, by class and `seed`.
@@ -98,7 +99,11 @@ def load(
         return source if limit is None else replace(subset(source, limit, seed), recipe={"source": None})
     if isinstance(source, str) and test is not None and not Path(source).expanduser().exists():
         raise InputError(f"'{source}' brings its own test part: leave out test, or give the path of a file or folder.")
-    if isinstance(source, str) and source in KNOWN:
+    some = SOME_CLASSES.fullmatch(source) if isinstance(source, str) else None
+    if some and some[1] in KNOWN:
+        whole = _known(some[1], path, options, seed, store)
+        dataset = only_classes(whole, int(some[2]), int(some[3]))
+    elif isinstance(source, str) and source in KNOWN:
         dataset = _known(source, path, options, seed, store)
     elif isinstance(source, str | os.PathLike) and Path(source).expanduser().exists():
         dataset = _from_path(Path(source).expanduser(), test, options, seed, store)

@@ -1,0 +1,22 @@
+"""Every experiment file is valid, and every method in it exists and takes its options."""
+
+from pathlib import Path
+
+import pytest
+
+from polyfed import methods
+from polyfed.experiment import read_experiment
+
+FILES = sorted((Path(__file__).parents[1] / "experiments").rglob("*.toml"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_experiment_file(file):
+    import tomllib
+
+    for scale in (None, *tomllib.loads(file.read_text()).get("scales", {})):
+        experiment = read_experiment(file, scale=scale)
+        for label in experiment.compare:
+            name, options = experiment.method_options(label)
+            methods.make(name, options)
+        assert set(experiment.methods) <= {*experiment.compare, experiment.method}
