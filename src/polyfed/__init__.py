@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "run": "polyfed.api",
     "resume": "polyfed.api",
+    "fuse": "polyfed.fusion",
     "Result": "polyfed.result",
     "load": "polyfed.data",
     "split": "polyfed.data",
@@ -45,9 +46,16 @@ _HOMES = {
     "Centralized": "polyfed.methods.centralized",
     "FedAvg": "polyfed.methods.fedavg",
     "FedProx": "polyfed.methods.fedprox",
+    "FedIN": "polyfed.methods.fedin",
     "HeteroFL": "polyfed.methods.heterofl",
     "FedProto": "polyfed.methods.fedproto",
+    "FedVTC": "polyfed.methods.fedvtc",
     "FedMD": "polyfed.methods.fedmd",
+    "FedMDGlobal": "polyfed.methods.fedmd_global",
+    "AMS": "polyfed.methods.ams",
+    "Ensemble": "polyfed.methods.ensemble",
+    "OneShotFedAvg": "polyfed.methods.oneshot_fedavg",
+    "PFNM": "polyfed.methods.pfnm",
 }
 
 __all__ = sorted(_HOMES)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed import methods
-from polyfed.backends.inprocess import InProcess
+from polyfed.backends.inprocess import InProcess, chosen_device
 from polyfed.build import ModelSpec, make_parties, pool
 from polyfed.core.errors import InputError, RunDirectoryError
 from polyfed.core.federation import Federation, Line, Settings
@@ -36,6 +36,9 @@ def run(
     evaluate: str | int = 1,
     checkpoint_seconds: float = 10.0,
     resume: bool = False,
+    engine: str = "threads",
+    workers: int | None = None,
+    device: str = "cpu",
     config: dict[str, Any] | None = None,
     observers: Sequence[Callable[[Line], None]] = (),
 ) -> Result:
@@ -59,6 +62,12 @@ def run(
         Every so many rounds, or `"end"`.
     resume
         Continue the run in `out` from its checkpoint.
+    engine, workers
+        How clients share the machine: `sequential`, `threads` (whole clients on several threads, the same numbers bit
+        for bit), `batched` (clients of one architecture as one stack), or `auto`, which times both and keeps the
+        faster. By default as many workers as torch uses threads.
+    device
+        Where active clients compute: `cpu`, `cuda`, or `auto` (a GPU if there is one).
 
     Returns
     -------
@@ -74,7 +83,15 @@ def run(
     models = [models] if isinstance(models, str) or not isinstance(models, Sequence) else list(models)
     participation = Participation(share=participation) if isinstance(participation, int | float) else participation
     settings = Settings(
-        rounds, seed, training or Training(), participation, evaluation_rounds(evaluate), checkpoint_seconds
+        rounds,
+        seed,
+        training or Training(),
+        participation,
+        evaluation_rounds(evaluate),
+        checkpoint_seconds,
+        chosen_device(device),
+        engine,
+        workers,
     )
     check_settings(settings)
     federation, infos = prepare(method, clients, models, settings, feature_dim, feature_adapter)
@@ -92,9 +109,13 @@ def run(
         cost=federation.meter,
         architectures=[info.architecture for info in infos],
         samples=[info.samples for info in infos],
+        parameters=[info.parameters for info in infos],
+        label_counts=clients.label_counts().tolist(),
+        class_names=list(clients.class_names),
         config=described,
         models=Models(sorted(backend.infos), lambda client: backend.model(client, federation.ctx)),
         server_model=federation.server.models.get("main"),
+        server=federation.server,
         directory=directory.path if directory else None,
         pooled=method.pools_data,
     )
@@ -127,7 +148,7 @@ def prepare(
     parties, holdings = pool(infos, data) if method.pools_data else (infos, data)
     federation = Federation(
         method,
-        InProcess(method, parties, holdings, blueprints, clients.test),
+        InProcess(method, parties, holdings, blueprints, clients.test, settings.engine, settings.workers),
         settings,
         num_classes=clients.num_classes,
         input_shape=clients.input_shape,
@@ -165,6 +186,9 @@ def resume(out: str | Path, observers: Sequence[Callable[[Line], None]] = ()) ->
         feature_adapter=config["feature_adapter"],
         evaluate=config["evaluate_every"],
         checkpoint_seconds=config["checkpoint_seconds"],
+        engine=config["engine"],
+        workers=config["workers"],
+        device=config["device"],
         resume=True,
         config={"label": config["label"]},
         observers=observers,
@@ -196,6 +220,9 @@ def describe_run(
         "participation": asdict(settings.participation),
         "evaluate_every": settings.evaluate_every,
         "checkpoint_seconds": settings.checkpoint_seconds,
+        "engine": settings.engine,
+        "workers": settings.workers,
+        "device": settings.device,
         "feature_dim": feature_dim,
         "feature_adapter": feature_adapter,
         "repeatable": bool(named and known and clients.recipe.get("repeatable")),

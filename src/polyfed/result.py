@@ -16,6 +16,7 @@ from torch import nn
 from polyfed.core.checkpoint import write_atomic, write_json
 from polyfed.core.cost import DOWN, UP, CostMeter
 from polyfed.core.errors import InputError
+from polyfed.core.party import Party
 
 PACKAGES = ("polyfed", "torch", "numpy", "safetensors", "datasets", "scikit-learn")
 LAST = 5  # rounds whose mean is reported beside the last one
@@ -62,15 +63,19 @@ class Result:
     cost: CostMeter
     architectures: list[str]  # of every client
     samples: list[int]  # of every client
+    parameters: list[int] = field(default_factory=list)  # of every client's model
+    label_counts: list[list[int]] = field(default_factory=list)  # training samples by client and class
+    class_names: list[str] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
     models: Models = field(default_factory=lambda: Models([], lambda _: nn.Identity()), repr=False)
     server_model: nn.Module | None = field(default=None, repr=False)
+    server: Party | None = field(default=None, repr=False)  # what the method keeps there: prototypes, a decoder, ...
     directory: Path | None = None
     pooled: bool = False  # the "clients" of the history are architectures that saw all data
 
     def accuracy(self) -> dict[str, Any]:
         """Return the final accuracies: of each client, their mean, spread and worst, and the global model's."""
-        measured = [line for line in self.history if "accuracy" in line]
+        measured = [line for line in self.history if "per_client" in line.get("accuracy", {})]
         if not measured:
             return {}
         last = measured[-1]["accuracy"]
@@ -107,6 +112,9 @@ class Result:
             "accuracy": self.accuracy(),
             "architectures": self.architectures,
             "samples": self.samples,
+            "parameters": self.parameters,
+            "label_counts": self.label_counts,
+            "class_names": self.class_names,
             "cost": {
                 "bytes_up": self.cost.total(UP),
                 "bytes_down": self.cost.total(DOWN),
@@ -136,6 +144,41 @@ class Result:
         from polyfed.tables import client_table
 
         return client_table(self.summary())
+
+    def frame(self) -> Any:
+        """Return a pandas data frame of the clients: network, samples, accuracy, bytes."""
+        import pandas
+
+        summary = self.summary()
+        cost = summary["cost"]["per_client"]
+        clients = range(len(self.architectures))
+        return pandas.DataFrame(
+            {
+                "client": list(clients),
+                "model": self.architectures,
+                "samples": self.samples,
+                "accuracy": summary["accuracy"]["per_client"],
+                "bytes_up": [cost[UP].get(str(client), 0) for client in clients],
+                "bytes_down": [cost[DOWN].get(str(client), 0) for client in clients],
+            }
+        )
+
+    def plot(self, kind: str = "curves", backend: str = "plotly") -> Any:
+        """Return a figure of this run (see `polyfed.report.figure` for the kinds)."""
+        from polyfed.report import figure
+
+        return figure(self, kind, backend)
+
+    def _repr_html_(self) -> str:
+        """Show a run in a notebook: one line and the table of its clients."""
+        from html import escape
+
+        accuracy = self.accuracy()
+        line = f"{self.method}, {self.rounds} rounds, seed {self.seed}"
+        if accuracy:
+            line += f": mean accuracy {100 * accuracy['mean']:.1f} %, worst client {100 * accuracy['worst']:.1f} %"
+        table = self.frame().to_html(index=False, float_format="{:.3f}".format, border=0)
+        return f"<div><p><b>{escape(line)}</b></p>{table}</div>"
 
     def _spread(self, values: list[float]) -> list[float]:
         """Give every client the value of its architecture where the data was pooled."""

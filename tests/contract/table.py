@@ -16,6 +16,8 @@ from polyfed.result import Result
 MIXED = ("mlp:1x16", "mlp:2x16", "cnn:4-8")
 WIDTHS = ("cnn:8-16,bn@1", "cnn:8-16,bn@0.5")
 DEPTHS = ("resnet10:w4", "resnet14:w4")
+FEDVTC = {"samples_per_class": 4, "rec_reduction": "mean", "kl_weight": 0.1}
+FEDVTC_OFF = {"rec_weight": 0.0, "kl_weight": 0.0, "lambda_dm": 0.0, "finetune": False}
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,24 @@ CASES = [
         base="fedavg",
         base_options={"weighting": "uniform"},
     ),
+    Case(
+        "fedin",
+        DEPTHS,
+        {"feature_batch": 4},
+        off={"use_in": False, "mu": 0.0},
+        base="fedavg",
+        base_options={"buffers": "local"},
+    ),
+    Case(
+        "fedin",
+        ("mlp:2x16", "mlp:3x16"),
+        {"combine": "analytic", "noise": 0.5, "feature_batch": 4},
+        off={"use_in": False},
+        base="fedprox",
+    ),
     Case("fedproto", feature_dim=8, off={"lam": 0.0}, base="local"),
+    Case("fedvtc", options=FEDVTC, feature_dim=32),
+    Case("fedvtc", ("cnn:8-16,bn",), FEDVTC, feature_dim=32, off=FEDVTC_OFF, base="local"),
     Case(
         "fedmd",
         public=True,
@@ -73,6 +92,12 @@ CASES = [
         public=True,
         options={"subset": 20, "public_epochs": 0, "private_epochs": 1, "bn_recalibrate": True, "rho": 1.0},
     ),
+    Case("ams"),
+    Case("ams", ("mlp:2x16",), {"top_k": 2, "mask_absent": True, "select": "greedy", "normalise": "temperature"}),
+    Case("ams", ("cnn:4-8,bn",), {"distil": "unlabelled", "student": "mlp:1x16", "distil_epochs": 2}, public=True),
+    Case("ensemble"),
+    Case("oneshot_fedavg", ("mlp:2x16",)),
+    Case("pfnm", ("mlp:2x16", "mlp:2x12"), {"select_on": "train"}),
 ]
 
 

@@ -1,50 +1,79 @@
-"""All clients in this process, one after the other: the reference engine of simulations."""
+"""All clients in this process: parked as rows of numbers, active only while they work.
+
+How the active ones work is the engine's business: one after the other (`sequential`), whole clients on several threads
+(`threads`), stacked clients (`batched`), or whatever turns out fastest (`auto`).
+"""
 
 from __future__ import annotations
 
 import copy
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from polyfed.backends.store import Layout, Record, Seat
+from polyfed.backends.crew import Crew
+from polyfed.backends.store import Layout, Memory, Record, Seat, Shelf
+from polyfed.backends.work import drive, receive
 from polyfed.core.backend import Measure
-from polyfed.core.evaluate import measure
-from polyfed.core.message import Message
+from polyfed.core.errors import InputError
+from polyfed.core.evaluate import Tally, chunk_count, measure_chunks, prepared, total
+from polyfed.core.message import Message, State
 from polyfed.core.method import Method, Replies, Step
-from polyfed.core.party import Blueprint, ClientInfo, Context, Party, PartyData, load_state
-from polyfed.core.runner import run_stage
+from polyfed.core.party import Blueprint, ClientInfo, Context, Party, PartyData
 from polyfed.core.samples import Samples
 
-Run = Callable[[Any, Party, Context, str], float]
+__all__ = ["ENGINES", "InProcess", "chosen_device", "drive", "make_engine", "receive"]
+
+ENGINES = ("auto", "sequential", "threads", "batched")
+MEMORY_BUDGET = 4 << 30  # bytes of parked states that stay in plain memory; the rest is in files
 
 
-def receive(party: Party, message: Message) -> None:
-    """Put a message into the inbox and load the states of models that the party has."""
-    party.inbox = message
-    for name, state in message.params.items():
-        if name in party.models:
-            load_state(party.models[name], state)
+class Engine(Protocol):
+    """Lets clients work."""
+
+    def exchange(self, home: InProcess, step: Step, messages: Mapping[int, Message], ctx: Context) -> Replies:
+        """Deliver the messages and return the replies."""
+        ...
 
 
-def drive(method: Method, party: Party, step: Step, ctx: Context, run: Run = run_stage) -> tuple[Message, float]:
-    """Run a client's work of one step: every stage it yields, in order. Returns its reply and the last mean loss."""
-    work = method.local(party, step, ctx)
-    if work is None or isinstance(work, Message):  # a step without training need not be a generator
-        return work or Message(), 0.0
-    loss = 0.0
-    number = 0
+def make_engine(name: str) -> Engine:
+    """Return an engine by its name."""
+    if name in ("sequential", "threads"):
+        from polyfed.backends.threads import Threads
+
+        return Threads()
+    if name == "batched":
+        from polyfed.backends.batched import Batched
+
+        return Batched()
+    raise InputError(f"engine is one of {', '.join(ENGINES)}, not '{name}'.")
+
+
+def chosen_device(name: str) -> str:
+    """Turn `auto` into a GPU if there is one; refuse a device that is not there."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        stage = next(work)
-        while True:
-            loss = run(stage, party, ctx, f"{step.name}/{number}")
-            number += 1
-            stage = work.send(loss)
-    except StopIteration as finished:
-        return finished.value or Message(), loss
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"The device '{name}' cannot be used here: choose cpu, cuda or auto.") from error
+    return name
+
+
+class Seated(Party):
+    """A client at work. `states` are its tensors by model; `parked`: they are its rows themselves, not copies."""
+
+    states: dict[str, State]
+    parked: bool
+
+
+class Bench:
+    """The modules of one worker, and whose tensors they hold now."""
+
+    def __init__(self) -> None:
+        self.seats: dict[tuple[str, str], Seat] = {}  # (architecture, model name)
 
 
 class InProcess:
@@ -57,6 +86,9 @@ class InProcess:
         data: Sequence[PartyData],
         blueprints: Mapping[str, Blueprint],
         test: Samples,
+        engine: str = "sequential",
+        workers: int | None = None,
+        memory_budget: int = MEMORY_BUDGET,
     ) -> None:
         self.method = method
         self.infos = {info.id: info for info in infos}
@@ -64,51 +96,56 @@ class InProcess:
         self.blueprints = dict(blueprints)
         self.test = test
         self.records: dict[int, Record] = {}
-        self.seats: dict[tuple[str, str], Seat] = {}  # (architecture, model name) -> the module clients take in turn
-        self.layouts: dict[tuple[str, str], Layout] = {}
+        self.shelves: dict[tuple[str, str], Shelf] = {}
+        self.memory = Memory(memory_budget)
+        self.parked = torch.device("cpu")  # where inactive clients' states are
+        self.spent: dict[tuple[str, int], float] = {}  # seconds of a client's last work in a step
         self.dirty: set[int] = set()
         self.measured: dict[tuple[int, str], tuple[int, Measure]] = {}
+        self.initial: dict[Any, Measure] = {}  # of clients that were never active and have nothing of their own
+        if workers is not None and workers < 1:
+            raise InputError(f"workers must be at least 1, got {workers}.")
+        self.crew = Crew(1 if engine == "sequential" else workers or torch.get_num_threads())
+        self.benches = [Bench() for _ in range(self.crew.workers)]
+        self.engine = make_engine(engine)
+        self._counts: dict[str, int] = {}
+        for info in infos:
+            self._counts[info.architecture] = self._counts.get(info.architecture, 0) + 1
 
     # --- the interface of core/backend.py ---
 
     def exchange(self, step: Step, messages: Mapping[int, Message], ctx: Context) -> Replies:
-        """Let the clients work in ascending id."""
-        replies = Replies()
-        for client in sorted(messages):
-            start = time.perf_counter()
-            party = self.open(client, ctx)
-            receive(party, messages[client])
-            reply, loss = drive(self.method, party, step, ctx)
-            self.close(party)
-            replies.messages[client] = reply
-            replies.losses[client] = loss
-            replies.seconds[client] = time.perf_counter() - start
-        return replies
+        """Let the clients work; replies come in ascending id whatever the order of work."""
+        self.prepare(messages, ctx)
+        return self.engine.exchange(self, step, messages, ctx)
 
     def evaluate(self, messages: Mapping[int, Message], ctx: Context, on: str = "test") -> dict[int, Measure]:
-        """Measure every client's model; equal models are measured once."""
+        """Measure every client's model; equal models are measured once, and models that did not change not again."""
         results: dict[int, Measure] = {}
-        distinct: dict[Any, Measure] = {}
+        same: dict[Any, list[int]] = {}  # identity -> clients whose predictions are equal
         for client in sorted(messages):
             data = self.test if on == "test" else self.data[client].validation
             if data is None or not len(data):
                 continue
             key = self.identity(client, messages[client]) if on == "test" else None
             if key is None and not any(True for _ in messages[client].tensors()):
-                version, known = self.measured.get((client, on), (-1, None))
-                if known is not None and version == self.version(client):
+                known = self._known(client, on)
+                if known is not None:
                     results[client] = known
                     continue
-            if key is not None and key in distinct:
-                results[client] = distinct[key]
-                continue
-            party = self.open(client, ctx, scratch=True)
-            receive(party, messages[client])
-            results[client] = measure(self.method, party, data, ctx)
-            if key is not None:
-                distinct[key] = results[client]
-            self.measured[client, on] = (self.version(client), results[client])
-        return results
+                if on == "test" and self._untouched(client):
+                    key = "initial", self.infos[client].architecture
+            same.setdefault(key if key is not None else client, []).append(client)
+        firsts = [group[0] for group in same.values()]
+        for group, found in zip(same.values(), self._measure(firsts, messages, ctx, on), strict=True):
+            for client in group:
+                results[client] = found
+            if not any(True for _ in messages[group[0]].tensors()):
+                self.measured[group[0], on] = (self.version(group[0]), found)
+        for key, group in same.items():
+            if isinstance(key, tuple) and key[0] == "initial":
+                self.initial[key] = results[group[0]]
+        return {client: results[client] for client in sorted(results)}
 
     def changed(self) -> dict[int, Any]:
         """Return the trees of clients that were active since the last call."""
@@ -119,40 +156,70 @@ class InProcess:
     def restore(self, states: Mapping[int, Any]) -> None:
         """Put clients back into saved states."""
         self.dirty.clear()
-        for client, tree in states.items():
-            record = Record(memory=tree["memory"], version=1)
-            for model, state in tree["models"].items():
-                layout = self.layouts.setdefault((self.infos[client].architecture, model), Layout(state))
-                record.layouts[model] = layout
-                record.rows[model] = layout.pack(state)
-            self.records[client] = record
+        for client, tree in sorted(states.items()):
+            self.records[client] = self._park(self.infos[client], tree["models"], tree["memory"])
+            self.records[client].version = 1
 
     # --- activation ---
 
-    def open(self, client: int, ctx: Context, scratch: bool = False) -> Party:
-        """Return the client as an active party. `scratch`: with a throw-away copy of its tensors, for evaluation."""
-        info = self.infos[client]
+    def prepare(self, clients: Mapping[int, Any], ctx: Context) -> None:
+        """Make the records of clients that are active for the first time, and all modules that they need.
+
+        Everything that builds or copies modules happens here, in the calling thread.
+        """
+        for client in sorted(clients):
+            if client not in self.records:
+                self.records[client] = self._first(self.infos[client], ctx)
+            self._have_seats(client, self.records[client], ctx)
+
+    def open(self, client: int, ctx: Context, scratch: bool = False, worker: int = 0) -> Seated:
+        """Return the client as an active party on a worker's modules.
+
+        `scratch`: with a throw-away copy of its tensors, for evaluation.
+        """
         record = self.records.get(client)
         if record is None:
-            record = self._first(info, ctx)
-            if not scratch:  # an evaluation must leave no trace
+            record = self._first(self.infos[client], ctx, keep=not scratch)  # an evaluation must leave no trace
+            if not scratch:
                 self.records[client] = record
+        self._have_seats(client, record, ctx)
+        return self._seated(client, record, ctx, scratch, worker)
+
+    def _seated(self, client: int, record: Record, ctx: Context, scratch: bool, worker: int) -> Seated:
+        party = Seated(client, self.infos[client], self.data[client])
+        party.memory = copy.copy(record.memory) if scratch else record.memory
         if scratch:
             record = record.copy()
-        party = Party(client, info, self.data[client])
-        for model in record.rows:
-            seat = self.seats.get((info.architecture, model)) or self._seat_by_setup(info, model, ctx)
-            seat.attach(record.state(model))
-            party.models[model] = seat.module
-        party.memory = record.memory if not scratch else copy.copy(record.memory)
+        if ctx.device != self.parked:
+            record = record.to(ctx.device)
+        party.parked = not scratch and ctx.device == self.parked
+        party.states = {model: record.state(model) for model in record.rows}
+        self.seat(party, party.states, worker)
         return party
 
-    def close(self, party: Party) -> None:
-        """Note that a client was active; its tensors are in its record already."""
+    def seat(self, party: Party, states: Mapping[str, State], worker: int) -> None:
+        """Point a worker's modules at a client's tensors and give them to the party."""
+        assert party.info is not None
+        for model, state in states.items():
+            seat = self.benches[worker].seats[party.info.architecture, model]
+            seat.attach(state)
+            party.models[model] = seat.module
+
+    def close(self, party: Party, ctx: Context) -> None:
+        """Note that a client was active; on the CPU its tensors are in its record already."""
         record = self.records[party.id]
+        if ctx.device != self.parked:
+            for model in record.rows:
+                own = party.models[model].state_dict()
+                record.layouts[model].fill(record.rows[model], own)
         record.memory = party.memory
         record.version += 1
         self.dirty.add(party.id)
+
+    def expected_work(self, step: Step, client: int) -> float:
+        """Return what a client's work will probably cost: what it cost last time, otherwise a guess."""
+        info = self.infos[client]
+        return self.spent.get((step.name, client), float(info.samples * info.parameters))
 
     def version(self, client: int) -> int:
         """Return how often a client was active."""
@@ -180,35 +247,103 @@ class InProcess:
         tensors = tuple((name, t.data_ptr(), tuple(t.shape)) for name, t in message.tensors())
         return blueprint.name, tensors
 
-    def _first(self, info: ClientInfo, ctx: Context) -> Record:
+    # --- measuring ---
+
+    def _measure(self, clients: Sequence[int], messages: Mapping[int, Message], ctx: Context, on: str) -> list[Measure]:
+        """Measure clients on all workers; where there are fewer clients than workers, their samples are divided."""
+        records = {
+            client: self.records.get(client) or self._first(self.infos[client], ctx, keep=False) for client in clients
+        }
+        for client, record in records.items():
+            self._have_seats(client, record, ctx)
+        test = prepared(self.test) if on == "test" and len(clients) > 1 else self.test
+        items: list[tuple[int, Samples, range]] = []
+        for client in clients:
+            data = test if on == "test" else self.data[client].validation
+            assert data is not None
+            chunks = chunk_count(data)
+            parts = min(chunks, -(-self.crew.workers // len(clients)))
+            items.extend((client, data, range(p * chunks // parts, (p + 1) * chunks // parts)) for p in range(parts))
+
+        def work(worker: int, item: tuple[int, Samples, range]) -> list[Tally]:
+            client, data, chunks = item
+            party = self._seated(client, records[client], ctx, True, worker)
+            receive(party, messages[client])
+            return measure_chunks(self.method, party, data, chunks, ctx)
+
+        tallies = self.crew.run(work, items, lambda item: self.infos[item[0]].parameters * len(item[2]))
+        found: dict[int, list[Tally]] = {}
+        for (client, _, _), some in zip(items, tallies, strict=True):
+            found.setdefault(client, []).extend(some)
+        return [total(found[client]) for client in clients]
+
+    def _known(self, client: int, on: str) -> Measure | None:
+        """Return the measure of a client that did not change since, if there is one."""
+        version, known = self.measured.get((client, on), (-1, None))
+        if known is not None and version == self.version(client):
+            return known
+        if on == "test" and self._untouched(client):
+            return self.initial.get(("initial", self.infos[client].architecture))
+        return None
+
+    def _untouched(self, client: int) -> bool:
+        """Tell whether a client still has the common initial model and nothing of its own."""
+        return client not in self.records and type(self.method).setup_client is Method.setup_client
+
+    # --- records and modules ---
+
+    def _first(self, info: ClientInfo, ctx: Context, keep: bool = True) -> Record:
         """Build the record of a client that was never active: the common initial state, then the method's set-up."""
+        key = info.architecture, "main"
+        blueprint = self.blueprints[info.architecture]
+        if type(self.method).setup_client is Method.setup_client and key in self.benches[0].seats:
+            return self._park(info, {"main": blueprint.initial}, {}, keep)
         party = self._set_up(info, ctx)
-        record = Record(memory=party.memory)
-        for model, module in party.models.items():
+        self._add_seats(info, party)
+        states = {model: dict(module.state_dict()) for model, module in party.models.items()}
+        return self._park(info, states, party.memory, keep)
+
+    def _park(
+        self, info: ClientInfo, states: Mapping[str, Mapping[str, Any]], memory: dict[str, Any], keep: bool = True
+    ) -> Record:
+        """Put states on the shelves; without `keep`, only into rows that are soon forgotten."""
+        record = Record(memory=memory)
+        for model, state in states.items():
             key = (info.architecture, model)
-            state = dict(module.state_dict())
-            layout = self.layouts.setdefault(key, Layout(state))
-            record.layouts[model] = layout
-            record.rows[model] = layout.pack(state)
-            if key not in self.seats:
-                self.seats[key] = Seat(module)
+            if key not in self.shelves:
+                self.shelves[key] = Shelf(Layout(state), self._counts[info.architecture], self.memory)
+            shelf = self.shelves[key]
+            record.layouts[model] = shelf.layout
+            if not keep:
+                record.rows[model] = shelf.layout.pack(state)
+                continue
+            record.numbers[model] = shelf.take()
+            record.rows[model] = shelf.rows(record.numbers[model])
+            shelf.layout.fill(record.rows[model], state)
         return record
 
-    def _seat_by_setup(self, info: ClientInfo, model: str, ctx: Context) -> Seat:
-        """Build the module of a restored client again: side models are built by the method's set-up."""
-        party = self._set_up(info, ctx)
-        for name, module in party.models.items():
-            self.seats.setdefault((info.architecture, name), Seat(module))
-        return self.seats[info.architecture, model]
+    def _have_seats(self, client: int, record: Record, ctx: Context) -> None:
+        """Build the modules of a restored client again: side models are built by the method's set-up."""
+        info = self.infos[client]
+        if any((info.architecture, model) not in self.benches[0].seats for model in record.rows):
+            self._add_seats(info, self._set_up(info, ctx))
+
+    def _add_seats(self, info: ClientInfo, party: Party) -> None:
+        """Give every worker its own copy of modules that are new."""
+        for model, module in party.models.items():
+            key = (info.architecture, model)
+            for number, bench in enumerate(self.benches):
+                if key not in bench.seats:
+                    bench.seats[key] = Seat(module if number == 0 else copy.deepcopy(module))
 
     def _set_up(self, info: ClientInfo, ctx: Context) -> Party:
         blueprint = self.blueprints[info.architecture]
         party = Party(info.id, info, self.data[info.id])
-        seat = self.seats.get((info.architecture, "main"))
+        seat = self.benches[0].seats.get((info.architecture, "main"))
         if seat is None:
             assert blueprint.build is not None
             seat = Seat(blueprint.build().to(ctx.device))
-        seat.attach({name: tensor.clone() for name, tensor in blueprint.initial.items()})
+        seat.attach({name: tensor.to(ctx.device, copy=True) for name, tensor in blueprint.initial.items()})
         party.models["main"] = seat.module
         with torch.no_grad():
             self.method.setup_client(party, ctx)

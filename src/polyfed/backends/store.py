@@ -1,19 +1,27 @@
 """Parked client states: one flat row of numbers for each client and model, swapped into shared modules.
 
-A module object exists once for each architecture (and worker); activating a client points the module's tensors at the
-client's row, which copies nothing. Training then writes straight into the row.
+A module object exists once for each architecture and worker; activating a client points the module's tensors at the
+client's row, which copies nothing. Training then writes straight into the row. Rows of one architecture lie one below
+the other, so that neighbours can be trained as one stack, and pages that were never written cost no memory.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from polyfed.core.message import State
+
+Rows = dict[torch.dtype, Tensor]
+
+ALIGN = 16  # numbers: tensors start at cache lines
+BLOCK_BYTES = 256 << 20  # rows that lie together; memory is taken only where rows are used
 
 
 @dataclass(frozen=True)
@@ -39,28 +47,102 @@ class Layout:
         for name, tensor in state.items():
             start = self.lengths.get(tensor.dtype, 0)
             self.places[name] = Place(tensor.dtype, start, tensor.shape)
-            self.lengths[tensor.dtype] = start + tensor.numel()
+            self.lengths[tensor.dtype] = start + -(-tensor.numel() // ALIGN) * ALIGN
 
-    def views(self, rows: Mapping[torch.dtype, Tensor]) -> State:
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one client's rows."""
+        return sum(length * dtype.itemsize for dtype, length in self.lengths.items())
+
+    def views(self, rows: Rows) -> State:
         """Return the tensors of a state as views into its rows."""
         return {name: rows[p.dtype][p.start : p.stop].view(p.shape) for name, p in self.places.items()}
 
-    def pack(self, state: Mapping[str, Tensor]) -> dict[torch.dtype, Tensor]:
-        """Copy a state into fresh rows."""
-        rows = {dtype: torch.empty(length, dtype=dtype) for dtype, length in self.lengths.items()}
+    def stacked(self, rows: Rows) -> State:
+        """Return the tensors of many states, with the clients as first dimension, as views into `[clients, n]` rows."""
+        return {
+            name: rows[p.dtype][:, p.start : p.stop].view(-1, *p.shape).data  # see `Seat.attach` for `.data`
+            for name, p in self.places.items()
+        }
+
+    def fill(self, rows: Rows, state: Mapping[str, Tensor]) -> None:
+        """Copy a state into rows."""
         for name, view in self.views(rows).items():
             view.copy_(state[name])
+
+    def pack(self, state: Mapping[str, Tensor]) -> Rows:
+        """Copy a state into fresh rows."""
+        rows = {dtype: torch.empty(length, dtype=dtype) for dtype, length in self.lengths.items()}
+        self.fill(rows, state)
         return rows
+
+
+class Memory:
+    """Gives out memory for rows: plain up to a budget, then in files that the system writes out when it must."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.given = 0
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._files = 0
+
+    def take(self, rows: int, length: int, dtype: torch.dtype) -> Tensor:
+        """Return an unwritten `[rows, length]` table."""
+        size = rows * length * dtype.itemsize
+        self.given += size
+        if self.given <= self.budget:
+            return torch.empty(rows, length, dtype=dtype)
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="polyfed-")
+        self._files += 1
+        path = Path(self._folder.name) / f"{self._files}.rows"
+        return torch.from_file(str(path), shared=True, size=rows * length, dtype=dtype).view(rows, length)
+
+
+class Shelf:
+    """The rows of all clients of one architecture, for one of their models."""
+
+    def __init__(self, layout: Layout, clients: int, memory: Memory) -> None:
+        self.layout = layout
+        self.clients = clients
+        self.memory = memory
+        self.blocks: list[Rows] = []
+        self.size = max(1, min(clients, BLOCK_BYTES // max(1, layout.nbytes)))  # rows of a block
+        self.used = 0
+
+    def take(self) -> int:
+        """Return the number of a free row."""
+        if self.used == len(self.blocks) * self.size:
+            lengths = self.layout.lengths.items()
+            self.blocks.append({dtype: self.memory.take(self.size, length, dtype) for dtype, length in lengths})
+        self.used += 1
+        return self.used - 1
+
+    def rows(self, number: int) -> Rows:
+        """Return one client's rows."""
+        block = self.blocks[number // self.size]
+        return {dtype: table[number % self.size] for dtype, table in block.items()}
+
+    def together(self, numbers: list[int]) -> Rows | None:
+        """Return `[clients, n]` views of several clients' rows, or None where they are not neighbours."""
+        first = numbers[0]
+        ascending = all(number == first + k for k, number in enumerate(numbers))
+        if not ascending or first // self.size != numbers[-1] // self.size:
+            return None
+        start = first % self.size
+        block = self.blocks[first // self.size]
+        return {dtype: table[start : start + len(numbers)] for dtype, table in block.items()}
 
 
 @dataclass
 class Record:
     """One client at rest: its models' rows and its memory. `version` counts the times it was active."""
 
-    rows: dict[str, dict[torch.dtype, Tensor]] = field(default_factory=dict)  # model name -> rows
+    rows: dict[str, Rows] = field(default_factory=dict)  # model name -> rows
     layouts: dict[str, Layout] = field(default_factory=dict)
     memory: dict[str, Any] = field(default_factory=dict)
     version: int = 0
+    numbers: dict[str, int] = field(default_factory=dict)  # model name -> number of its row on the shelf
 
     def state(self, model: str) -> State:
         """Return a model's tensors (views into the rows)."""
@@ -69,6 +151,11 @@ class Record:
     def copy(self) -> Record:
         """Return a record with rows of its own (memory is shared: evaluation does not write it)."""
         rows = {m: {dtype: row.clone() for dtype, row in r.items()} for m, r in self.rows.items()}
+        return Record(rows, self.layouts, self.memory, self.version)
+
+    def to(self, device: torch.device) -> Record:
+        """Return a record whose rows are on a device."""
+        rows = {m: {dtype: row.to(device) for dtype, row in r.items()} for m, r in self.rows.items()}
         return Record(rows, self.layouts, self.memory, self.version)
 
     def tree(self) -> dict[str, Any]:
@@ -82,9 +169,9 @@ class Seat:
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         owners = dict(module.named_modules())
-        self.parameters = dict(module.named_parameters())
+        self.parameters = dict(module.named_parameters(remove_duplicate=False))
         self.buffers: dict[str, tuple[nn.Module, str]] = {}
-        for name, _ in module.named_buffers():
+        for name, _ in module.named_buffers(remove_duplicate=False):
             owner, _, leaf = name.rpartition(".")
             self.buffers[name] = (owners[owner], leaf)
 
@@ -96,5 +183,7 @@ class Seat:
                 parameter.data = tensor
                 parameter.grad = None
             else:
+                # Rows of one block share autograd's count of in-place writes; `.data` has one of its own. Otherwise
+                # another worker's client would seem to write into this one's statistics.
                 owner, leaf = self.buffers[name]
-                owner._buffers[leaf] = tensor
+                owner._buffers[leaf] = tensor.data

@@ -36,6 +36,8 @@ class Settings:
     evaluate_every: int = 1  # rounds; 0: only at the end
     checkpoint_seconds: float = 10.0  # at least so long between two checkpoints; 0: one after every round
     device: str = "cpu"
+    engine: str = "threads"  # auto | sequential | threads | batched
+    workers: int | None = None  # None: as many as torch uses threads
 
 
 class Federation:
@@ -49,7 +51,7 @@ class Federation:
         *,
         num_classes: int,
         input_shape: tuple[int, ...],
-        test: Samples,
+        test: Samples | None,  # None: each client measures on test data of its own, and nobody measures the server
         public: Samples | None = None,
         public_classes: int | None = None,
         directory: RunDirectory | None = None,
@@ -65,7 +67,7 @@ class Federation:
         self.rounds = self.plan.rounds if self.plan.rounds is not None else settings.rounds
         self.meter = CostMeter()
         self.history: list[Line] = []
-        self.server = Party(SERVER, None, PartyData(public=public))
+        self.server = Party(SERVER, None, PartyData(None, test if method.selects_on_test() else None, public))
         self.ctx = Context(
             seed=settings.seed,
             round=0,
@@ -106,6 +108,7 @@ class Federation:
         start = time.perf_counter()
         before = dict(self.meter.seconds)
         self.ctx.round = number
+        self.ctx.phase = phase
         self.ctx.records = {}
         self.meter.new_round()
         rng = generator(self.settings.seed, f"select/{phase}", number)
@@ -134,8 +137,12 @@ class Federation:
         self.meter.peak_memory = max(self.meter.peak_memory, peak_memory())
         self.history.append(line)
         self._save(phase, number, line)
-        for observer in self.observers:
-            observer(line)
+        try:
+            for observer in self.observers:
+                observer(line)
+        except BaseException:  # somebody stops the run here (Ctrl-C): what is done stays done
+            self._checkpoint(phase, number)
+            raise
 
     def _exchange(self, step: Step, clients: Sequence[int], missing: dict[int, str]) -> list[float]:
         """One exchange: send, work at the clients, fuse. Returns the clients' losses."""
@@ -158,8 +165,12 @@ class Federation:
                 self.meter.count(UP, client, step.name, message)
             if ordered:
                 with self.meter.time("fuse"):
-                    self.method.fuse(self.server, ordered, step, self.ctx)
+                    self._fuse(step, ordered, missing)
         return [replies.losses[client] for client in ordered if client in replies.losses]
+
+    def _fuse(self, step: Step, replies: Mapping[int, Message], missing: dict[int, str]) -> None:
+        """Let the method take in the replies. A federation of strangers overrides this to catch harmful ones."""
+        self.method.fuse(self.server, replies, step, self.ctx)
 
     # --- measuring ---
 
@@ -182,13 +193,12 @@ class Federation:
         return {client: self.method.send(self.server, infos[client], EVALUATE, self.ctx) for client in sorted(infos)}
 
     def _evaluate_server(self) -> Mapping[str, float | None]:
-        if not self.method.serves(self.server):
+        if self.test is None or not self.method.serves(self.server):
             return {"global": None}
         found = measure(self.method, self.server, self.test, self.ctx)
         return {"global": found.accuracy} | ({} if found.private is None else {"global_private": found.private})
 
-    @staticmethod
-    def _summary(measures: Mapping[int, Measure]) -> dict[str, Any]:
+    def _summary(self, measures: Mapping[int, Measure]) -> dict[str, Any]:
         values = [measures[client].accuracy for client in sorted(measures)]
         if not values:
             return {}
@@ -200,6 +210,7 @@ class Federation:
             "loss": fmean(m.loss for m in measures.values()),
             "per_client": values,
             **({"private": fmean(private)} if private else {}),
+            **({} if len(measures) == len(self.backend.infos) else {"clients": sorted(measures)}),  # some were away
         }
 
     # --- saving ---
@@ -209,7 +220,11 @@ class Federation:
             return
         self.directory.append(line)
         finished = (number == self.rounds and not self.plan.after) or phase == "after"
-        if not finished and time.monotonic() - self.saved_at < self.settings.checkpoint_seconds:
+        if finished or time.monotonic() - self.saved_at >= self.settings.checkpoint_seconds:
+            self._checkpoint(phase, number)
+
+    def _checkpoint(self, phase: str, number: int) -> None:
+        if self.directory is None:
             return
         progress = {"round": number, "phase": phase, "cost": self.meter.dump()}
         server = {

@@ -103,6 +103,10 @@ class Method:
         """Return how many outputs every model needs (more than the private classes where public labels count too)."""
         return private_classes
 
+    def selects_on_test(self) -> bool:
+        """Tell whether the server gets the test set to choose settings by (a paper's protocol; always reported)."""
+        return False
+
     # --- at the server, which never sees a client object ---
 
     def plan(self) -> Plan:

@@ -103,7 +103,9 @@ def _lacking(
             return f"the model of {info} is known to that client only"
         if need == "same_arch" and info.architecture != first.architecture:
             return f"{first} has {first.architecture} and {info} has {info.architecture}"
-        if need == "family" and (mine.family is None or mine.family != reference.family):
+        if need == "family" and mine.family is None:
+            return f"{info} has {info.architecture}, which is of none"
+        if need == "family" and mine.family != reference.family:
             return f"{first} has {first.architecture} and {info} has {info.architecture}"
         if need == "feature_dim":
             if mine.feature_dim is None:

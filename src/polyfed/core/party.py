@@ -129,6 +129,7 @@ class Context:
     input_shape: tuple[int, ...]
     clients: int  # how many there are in all
     public_classes: int | None = None  # set when the public data has labels of its own, apart from the private ones
+    phase: str = "round"  # before | round | after
     participants: tuple[int, ...] = ()  # of this exchange, in ascending order
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     blueprints: dict[str, Blueprint] = field(default_factory=dict)

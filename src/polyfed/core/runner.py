@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -115,11 +115,13 @@ def to_device(tree: Any, device: torch.device) -> Any:
     return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, tree)
 
 
-def check_finite(losses: list[Tensor], party: Party, ctx: Context, name: str, per_batch: int = 1) -> float:
+def check_finite(
+    losses: Sequence[Tensor] | Sequence[float], party: Party, ctx: Context, name: str, per_batch: int = 1
+) -> float:
     """Return the mean of the losses, or say where training broke down."""
     if not losses:
         return 0.0
-    values = torch.stack(losses)
+    values = torch.stack(list(losses)) if isinstance(losses[0], Tensor) else torch.tensor(losses)  # type: ignore
     bad = torch.nonzero(~torch.isfinite(values)).flatten()
     if len(bad):
         batch = int(bad[0]) // per_batch + 1

@@ -12,16 +12,18 @@ Deviations:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from polyfed.core.errors import InputError
 from polyfed.core.message import Message, State
-from polyfed.core.method import Local, Method, Step
+from polyfed.core.method import Local, Method, Plan, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, load_state, state_of
 from polyfed.core.stage import Stage
 from polyfed.core.views import SameArch, Shared, View, largest_first, resolve_view
 from polyfed.ops.aggregate import IndexMap, Part, extract, scatter_mean
+
+PRETRAIN = Step("pretrain", who="all")
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,9 @@ class FedAvg(Method):
         `samples`: by the number of training samples n_k; `uniform`: equal.
     buffers
         BatchNorm's running statistics: `average` them like parameters, or `local` (each client keeps its own).
+    pretrain_epochs
+        Before the rounds all clients train so long from the common start, and a first average is taken; 0: no such
+        step.
     """
 
     name: ClassVar[str] = "fedavg"
@@ -48,6 +53,7 @@ class FedAvg(Method):
     view: str = "auto"
     weighting: str = "samples"
     buffers: str = "average"
+    pretrain_epochs: int = 0
 
     def check(self) -> None:
         """Refuse unknown words."""
@@ -55,6 +61,12 @@ class FedAvg(Method):
             raise InputError(f"{self.name}: weighting is 'samples' or 'uniform', not '{self.weighting}'.")
         if self.buffers not in ("average", "local"):
             raise InputError(f"{self.name}: buffers is 'average' or 'local', not '{self.buffers}'.")
+        if self.pretrain_epochs < 0:
+            raise InputError(f"{self.name}: pretrain_epochs must not be negative, got {self.pretrain_epochs}.")
+
+    def plan(self) -> Plan:
+        """One exchange a round, and one before the rounds if there is pre-training."""
+        return Plan(before=(PRETRAIN,) if self.pretrain_epochs else ())
 
     def policy(self, ctx: Context) -> View:
         """Return the view policy for the architectures of this federation."""
@@ -103,7 +115,8 @@ class FedAvg(Method):
 
     def local(self, client: Party, step: Step, ctx: Context) -> Local:
         """Train, then return the tensors that were received."""
-        yield self.stage(client, ctx)
+        stage = self.stage(client, ctx)
+        yield replace(stage, epochs=self.pretrain_epochs) if step.name == PRETRAIN.name else stage
         return Message(params={"main": self.shared(client)}, meta={"samples": len(client.train)})
 
     def shared(self, client: Party) -> State:

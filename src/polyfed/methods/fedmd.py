@@ -8,6 +8,7 @@ Models of any architecture; only logits on a public set travel. Each round clien
 Deviations:
     Pre-training runs for a fixed number of epochs instead of until convergence.
     Public labels are used only in pre-training; `public_epochs=0` needs none.
+    The subset of a round travels as a seed (8 bytes) instead of its indices.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ from polyfed.ops.distance import LOGIT_LOSSES
 
 PRETRAIN = Step("pretrain", who="all", down=False, up=False, evaluate="initial")
 LOGITS = Step("logits")
-UPDATE = Step("update", up=False)
+DIGEST = Step("digest", up=False)
+# Named like the ordinary local training of other methods, so that nothing but pre-training and digest sets it apart.
+REVISIT = Step("main", down=False, up=False)
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,9 @@ class FedMD(Method):
     subset
         Number N_a of public samples in a round, drawn anew each round and the same for all (at most all of them).
     digest_epochs
-        Epochs towards the mean logits; 0 gives local training after pre-training.
+        Epochs towards the mean logits; 0, with no pre-training, gives local training exactly.
     digest_loss
-        `l1`, `l2`, or `ce` (soft cross-entropy).
+        `l1`, `l2`, `ce` (soft cross-entropy) or `kl` (the same gradient).
     digest_lr, digest_batch
         Learning rate and batch size of the digest (None: the run's own).
     public_epochs, private_epochs
@@ -77,42 +80,59 @@ class FedMD(Method):
         for field in ("digest_epochs", "public_epochs", "private_epochs"):
             if getattr(self, field) < 0:
                 raise InputError(f"{self.name}: {field} must not be negative, got {getattr(self, field)}.")
+        for field in ("digest_lr", "digest_batch"):
+            value = getattr(self, field)
+            if value is not None and not 0 < value < float("inf"):
+                raise InputError(f"{self.name}: {field} must be positive (or left out for the run's own), got {value}.")
+
+    def requirements(self) -> frozenset[str]:
+        """Pre-training on public data needs its labels."""
+        return self.needs | {"public_labels"} if self.public_epochs else self.needs
 
     def outputs(self, private_classes: int, public_classes: int | None) -> int:
-        """Public classes come first, then the private ones, if public labels are learned and are not the private ones."""
-        return private_classes + (public_classes or 0 if self.public_epochs else 0)
+        """Public classes come first, then the private ones, where public labels are learned and are others."""
+        return private_classes + ((public_classes or 0) if self.public_epochs else 0)
 
     def plan(self) -> Plan:
-        """Pre-train once; in a round, logits go up and their mean comes down."""
-        return Plan(before=(PRETRAIN,), round=(LOGITS, UPDATE))
+        """Pre-train once; in a round, logits go up, their mean comes down, and private data follows."""
+        return Plan(before=(PRETRAIN,), round=(LOGITS, DIGEST, REVISIT))
 
     # --- server ---
 
     def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
         """Send the seed of this round's public subset, then the mean logits on it."""
+        seed = subset_seed(ctx)
         if step.name == LOGITS.name:
-            return Message(meta={"subset_seed": seed_of(ctx.seed, "public-subset", ctx.round)})
-        if step.name == UPDATE.name:
-            return Message(data={"logits": server.memory["logits"]})
-        return Message()
+            return Message(meta={"subset_seed": seed})
+        if step.name == DIGEST.name and server.memory.get("subset_seed") == seed:
+            # A client that did not answer may not have heard of the subset: without its seed the rows would not match.
+            answered = info.id in server.memory["answered"]
+            return Message(data={"logits": server.memory["logits"]}, meta={} if answered else {"subset_seed": seed})
+        return Message()  # no logits came this round: nothing to digest
 
     def fuse(self, server: Party, replies: Mapping[int, Message], step: Step, ctx: Context) -> None:
         """Take the mean of the logits over this round's participants."""
-        logits = [reply.data["logits"] for reply in replies.values()]
-        server.memory["logits"] = weighted_mean(logits, [1.0] * len(logits))
+        first = next(iter(replies.values())).data["logits"]
+        # In double precision the mean of equal logits is those logits, bit for bit: L1 has no small gradients.
+        doubles = (reply.data["logits"].double() for reply in replies.values())
+        server.memory["logits"] = weighted_mean(doubles, [1.0] * len(replies)).to(first.dtype)
+        server.memory["answered"] = list(replies)
+        server.memory["subset_seed"] = subset_seed(ctx)
 
     # --- client ---
 
     def local(self, client: Party, step: Step, ctx: Context) -> Local:
-        """Pre-train; tell logits; digest their mean and revisit private data."""
+        """Pre-train; tell logits; digest their mean; revisit private data."""
+        if "subset_seed" in client.inbox.meta:
+            client.memory["subset_seed"] = int(client.inbox.meta["subset_seed"])
         if step.name == PRETRAIN.name:
             yield from self.pretrain(client, ctx)
-            return None
-        if step.name == LOGITS.name:
-            client.memory["subset_seed"] = int(client.inbox.meta["subset_seed"])
+        elif step.name == LOGITS.name:
             return Message(data={"logits": logits_of(client.main, self.public_subset(client))})
-        yield from self.digest(client, client.inbox.data["logits"], ctx)
-        yield from self.revisit(client, ctx)
+        elif step.name == DIGEST.name and "logits" in client.inbox.data:
+            yield from self.digest(client, client.inbox.data["logits"], ctx)
+        elif step.name == REVISIT.name:
+            yield from self.revisit(client, ctx)
         return None
 
     def pretrain(self, client: Party, ctx: Context) -> Local:
@@ -157,12 +177,9 @@ class FedMD(Method):
     # --- prediction ---
 
     def predict(self, party: Party, x: Tensor, ctx: Context) -> Tensor:
-        """Return scores of the private classes; one more column is the best public class, which is always wrong."""
+        """Return scores of the private classes, then of the public ones, which are always wrong."""
         logits: Tensor = party.main(x)
-        shift = ctx.public_classes
-        if not shift:
-            return logits
-        return torch.cat([logits[:, shift:], logits[:, :shift].amax(1, keepdim=True)], dim=1)
+        return logits.roll(-(ctx.public_classes or 0), dims=1)
 
 
 def public_loss(nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
@@ -180,8 +197,14 @@ def label_shift(ctx: Context) -> dict[str, Tensor]:
     return {"shift": torch.tensor(ctx.public_classes or 0)}
 
 
+def subset_seed(ctx: Context) -> int:
+    """Return the seed of this round's public subset."""
+    return seed_of(ctx.seed, "public-subset", ctx.round)
+
+
 @torch.no_grad()
 def logits_of(model: nn.Module, data: Samples, chunk: int = 512) -> Tensor:
     """Return the logits of a model on some samples, in prediction mode."""
+    device = next(model.parameters()).device
     with mode(model, EVAL):
-        return torch.cat([model(x) for x, _ in data.chunks(chunk)])
+        return torch.cat([model(x.to(device)) for x, _ in data.chunks(chunk)])

@@ -10,7 +10,9 @@ Deviations:
     Levels belong to the clients' models and are fixed; the paper's `dynamic` mode, which redraws them each round, is
     not offered.
     Static BatchNorm statistics are collected for each width on its own, by all clients of that width, in rounds whose
-    models are measured; the clients fetch the fused weights for it, and both directions are counted.
+    models are measured; the clients fetch the fused weights for it, and both directions are counted. They are those of
+    the network as it predicts: without scaler and dropout. With `statistics="public"` the server collects them itself.
+    A single sample counts twice in a batch of statistics, since it has no variance by itself.
 """
 
 from __future__ import annotations
@@ -23,16 +25,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyfed.core.errors import InputError
 from polyfed.core.message import Message
 from polyfed.core.method import Local, Plan, Step
-from polyfed.core.nets import TRAIN, mode
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, load_state
-from polyfed.core.samples import Samples
 from polyfed.core.stage import Aux, Batch, Stage
 from polyfed.core.views import largest_first
 from polyfed.methods.fedavg import FedAvg
-from polyfed.models.width import Scaler
+from polyfed.models.width import activate_scalers
 from polyfed.ops.aggregate import IndexMap, Part, Slot, extract, scatter_mean
+from polyfed.ops.norms import collect_statistics
 
 STATISTICS = Step("statistics", who="all", when="evaluation")
 
@@ -43,15 +45,20 @@ class HeteroFL(FedAvg):
 
     Parameters
     ----------
-    scaler
-        Divide activations by the width rate in training, before the norm (it matters where no BatchNorm follows).
-    static_bn
-        BatchNorm without running statistics in training; they are collected before models are measured.
+    scaler, global_rate
+        Divide activations by r / global_rate in training, before the norm (it matters where no BatchNorm follows);
+        global_rate is the width rate of the widest clients.
+    static_bn, statistics
+        BatchNorm without running statistics in training; they are collected before models are measured, by the
+        `clients` on their data or by the server on the `public` data (no labels needed, nothing more to send).
     mask
         Logits of classes that a client lacks are set to 0 in its loss, and its rows of the classifier for them do not
         enter the mean. False, with all clients at rate 1, gives FedAvg with uniform weights exactly.
     clip
         Limit of the gradient norm (None: the run's own setting).
+    measure
+        The model of a client that is measured: its `slice` of the fused network, or its `own` as last trained, before
+        the next download (with static BatchNorm it keeps statistics of its own data, and needs statistics="public").
     """
 
     name: ClassVar[str] = "heterofl"
@@ -62,17 +69,41 @@ class HeteroFL(FedAvg):
     view: str = "prefix"
     weighting: str = "uniform"
     scaler: bool = True
+    global_rate: float = 1.0
     static_bn: bool = True
+    statistics: str = "clients"
     mask: bool = True
     clip: float | None = 1.0
+    measure: str = "slice"
+
+    def check(self) -> None:
+        """Refuse unknown words, and a collection of statistics that would overwrite the models to be measured."""
+        super().check()
+        check_words(self, {"statistics": ("clients", "public"), "measure": ("slice", "own")})
+        if self.measure == "own" and self.static_bn and self.statistics == "clients":
+            raise InputError(
+                f"{self.name}: measure='own' with static BatchNorm needs statistics='public': to collect statistics, "
+                "clients would replace their own models."
+            )
+        if not 0 < self.global_rate <= 1:
+            raise InputError(f"{self.name}: global_rate is above 0 and at most 1, got {self.global_rate}.")
 
     def requirements(self) -> frozenset[str]:
-        """Masking needs the label sets."""
-        return frozenset({"label_counts"}) if self.mask else frozenset()
+        """Widths of one network; masking needs the label sets, statistics at the server public data."""
+        needs = {"width", "family"} | ({"label_counts"} if self.mask else set())
+        return frozenset(needs | {"public", "builds"} if self.statistics_at_server else needs)
+
+    @property
+    def statistics_at_server(self) -> bool:
+        """Whether the server collects BatchNorm statistics."""
+        return self.static_bn and self.statistics == "public"
 
     def plan(self) -> Plan:
         """Add the collection of statistics to rounds whose models are measured."""
-        return Plan(round=(Step(), STATISTICS) if self.static_bn else (Step(),))
+        plan = super().plan()
+        if not self.static_bn or self.statistics_at_server:
+            return plan
+        return replace(plan, before=(*plan.before, STATISTICS) if plan.before else (), round=(*plan.round, STATISTICS))
 
     def global_architecture(self, ctx: Context) -> Blueprint | None:
         """Return the widest network: it can be measured, since its statistics are collected."""
@@ -111,6 +142,8 @@ class HeteroFL(FedAvg):
 
     def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
         """Send the client's slice; statistics only where they are used (for measuring)."""
+        if step.name == "evaluate" and self.measure == "own":
+            return Message()
         blueprint = ctx.blueprints[info.architecture]
         statistics = running_statistics(blueprint) if self.static_bn else set()
         if step.name == STATISTICS.name and not statistics:
@@ -121,7 +154,7 @@ class HeteroFL(FedAvg):
         return Message(params={"main": extract(server.state, slots)})
 
     def fuse(self, server: Party, replies: Mapping[int, Message], step: Step, ctx: Context) -> None:
-        """Average slices entry by entry, or collected statistics by width."""
+        """Average slices entry by entry (and go on training, in methods that do), or statistics by width."""
         if step.name == STATISTICS.name:
             with_norm = {client: reply for client, reply in replies.items() if reply.params}
             scatter_mean(
@@ -132,8 +165,28 @@ class HeteroFL(FedAvg):
                 ),
             )
             self.refresh(server, ctx)
-        else:
-            super().fuse(server, replies, step, ctx)
+            return
+        super().fuse(server, replies, step, ctx)
+        self.refine(server, replies, ctx)
+        if self.statistics_at_server:
+            self.collect_on_public(server, ctx)
+
+    def refine(self, server: Party, replies: Mapping[int, Message], ctx: Context) -> None:
+        """Train the averaged network further at the server; methods built on HeteroFL do it here."""
+
+    def collect_on_public(self, server: Party, ctx: Context) -> None:
+        """Collect the statistics of every width on the public data."""
+        for blueprint in ctx.blueprints.values():
+            statistics = running_statistics(blueprint)
+            if statistics:
+                slots = self.all_slots(blueprint, ctx)
+                model = replica(blueprint, ctx)
+                load_state(model, extract(server.state, {n: s for n, s in slots.items() if n not in statistics}))
+                collect_statistics(model, server.public, ctx.training.batch_size)
+                own = model.state_dict()
+                for name in statistics:
+                    server.state[slots[name].key].copy_(own[name])
+        self.refresh(server, ctx)
 
     def part(self, server: Party, client: int, reply: Message, ctx: Context) -> Part:
         """Leave out the classifier rows of classes that the client lacks."""
@@ -153,9 +206,7 @@ class HeteroFL(FedAvg):
 
     def setup_client(self, client: Party, ctx: Context) -> None:
         """Switch the scalers of narrow networks on."""
-        for module in client.main.modules():
-            if isinstance(module, Scaler):
-                module.active = self.scaler
+        activate_scalers(client.main, self.scaler, self.global_rate)
 
     def loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
         """Return cross-entropy with the logits of absent classes set to 0."""
@@ -172,13 +223,24 @@ class HeteroFL(FedAvg):
     def local(self, client: Party, step: Step, ctx: Context) -> Local:
         """Train and reply, or collect BatchNorm statistics with the fused weights."""
         if step.name != STATISTICS.name:
-            return (yield from super().local(client, step, ctx))
+            reply = yield from super().local(client, step, ctx)
+            if self.measure == "own" and self.static_bn:
+                collect_statistics(client.main, client.train, ctx.training.batch_size)
+            return reply
         if not client.inbox.params:
             return Message()
         batches = collect_statistics(client.main, client.train, ctx.training.batch_size)
         names = running_statistics_of(client.main)
         state = client.main.state_dict()
         return Message(params={"main": {name: state[name].clone() for name in names}}, meta={"batches": batches})
+
+
+def check_words(method: FedAvg, words: Mapping[str, tuple[str, ...]]) -> None:
+    """Refuse a field whose word is not among the known ones."""
+    for field, known in words.items():
+        if getattr(method, field) not in known:
+            choice = " or ".join(f"'{word}'" for word in known)
+            raise InputError(f"{method.name}: {field} is {choice}, not '{getattr(method, field)}'.")
 
 
 def running_statistics(blueprint: Blueprint) -> set[str]:
@@ -191,23 +253,14 @@ def running_statistics_of(model: nn.Module) -> list[str]:
     return [name for name, _ in model.named_buffers() if name.endswith(("running_mean", "running_var"))]
 
 
-@torch.no_grad()
-def collect_statistics(model: nn.Module, data: Samples, batch_size: int) -> int:
-    """Replace running statistics by the arithmetic mean over batches (momentum None); return the number of batches."""
-    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    momentum = [norm.momentum for norm in norms]
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None
-    batches = 0
-    with mode(model, TRAIN):
-        for x, _ in data.chunks(batch_size):
-            if len(x) > 1 or len(data) == 1:
-                model(x if len(x) > 1 else torch.cat([x, x]))
-                batches += 1
-    for norm, value in zip(norms, momentum, strict=True):
-        norm.momentum = value
-    return batches
+def replica(blueprint: Blueprint, ctx: Context) -> nn.Module:
+    """Return the server's network of an architecture, built once: load a state into it before use."""
+    key = "replica", blueprint.name
+    if key not in ctx.cache:
+        assert blueprint.build is not None, f"the server cannot build {blueprint.name}"
+        ctx.cache[key] = blueprint.build().to(ctx.device)
+    model: nn.Module = ctx.cache[key]
+    return model
 
 
 def _batches(reply: Message) -> float:

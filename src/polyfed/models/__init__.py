@@ -6,7 +6,7 @@ from polyfed.models.contract import Model, check_model, count_parameters, parame
 from polyfed.models.project import with_feature_dim
 from polyfed.models.registry import build, describe, names, register
 from polyfed.models.vtc import Decoder
-from polyfed.models.width import Scaler, activate_scalers, channel_index, scaled
+from polyfed.models.width import Scaler, activate_scalers, channel_index, levels, scaled
 
 __all__ = [
     "Decoder",
@@ -19,6 +19,7 @@ __all__ = [
     "check_model",
     "count_parameters",
     "describe",
+    "levels",
     "names",
     "parameter_parts",
     "properties",

@@ -15,11 +15,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.errors import InputError
+from polyfed.core.errors import InputError, unknown
 
 Axis = tuple[str, int] | None
 Groups = dict[str, tuple[Axis, ...]]
 Index = tuple[Tensor | None, ...]
+
+LEVELS = {  # channel rates that papers give to letters
+    "fedfd": {letter: (10 - place) / 10 for place, letter in enumerate("abcdefghij")},
+    "heterofl": {letter: 0.5**place for place, letter in enumerate("abcde")},
+}
 
 
 def scaled(channels: int, rate: float) -> int:
@@ -113,11 +118,46 @@ def groups_of(module: nn.Module, wires: Mapping[str, Wire]) -> Groups:
     return groups
 
 
-def activate_scalers(module: nn.Module, active: bool = True) -> None:
-    """Switch every `Scaler` of a model on or off."""
+def activate_scalers(module: nn.Module, active: bool = True, reference: float = 1.0) -> None:
+    """Switch every `Scaler` of a model on or off; `reference` is the width rate of the global model."""
     for layer in module.modules():
         if isinstance(layer, Scaler):
-            layer.active = active
+            layer.active, layer.reference = active, reference
+
+
+def levels(model: str, mix: str, decay: str = "fedfd") -> list[str]:
+    """Return the model strings of a mix of width levels: `levels("cnn:16-32", "a-d")` is `cnn:16-32@1, cnn:16-32@0.7`.
+
+    Parameters
+    ----------
+    model
+        A model string without a rate.
+    mix
+        Level letters joined by `-`; a number after a letter repeats it, so `a2-g1` is two wide clients to a narrow one.
+        Clients take the models in turn.
+    decay
+        What the letters mean: `fedfd`, a to j = 1.0, 0.9, ... 0.1; `heterofl`, a to e = 1, 1/2, 1/4, 1/8, 1/16.
+
+    Raises
+    ------
+    InputError
+        The model has a rate already, or a letter or the table is unknown.
+    """
+    if decay not in LEVELS:
+        raise unknown("table of width levels", decay, LEVELS)
+    if "@" in model:
+        raise InputError(f"The model '{model}' has a width rate already: levels(...) takes one without '@'.")
+    models = []
+    for entry in mix.split("-"):
+        letter, times = entry[:1], entry[1:] or "1"
+        if letter not in LEVELS[decay] or not times.isdigit() or int(times) < 1:
+            known = f"{min(LEVELS[decay])} to {max(LEVELS[decay])}"
+            raise InputError(
+                f"'{entry}' in the mix '{mix}' is not a width level: write letters from {known}, each with a number if "
+                "it is to be repeated, such as a-d-g or a2-d1."
+            )
+        models += [f"{model}@{LEVELS[decay][letter]:g}"] * int(times)
+    return models
 
 
 def _axis_index(name: str, axis: Axis, full: int, sub: int, window: Callable[..., Tensor | None]) -> Tensor | None:
@@ -145,17 +185,19 @@ class Wire(NamedTuple):
 class Scaler(nn.Module):
     """HeteroFL's scaler: in training, divide by the width rate, so that narrow models match the wide one in scale.
 
-    It does nothing until a method sets `active`, nothing in evaluation mode, and holds no tensors.
+    It does nothing until a method sets `active`, nothing in evaluation mode, and holds no tensors. `reference` is the
+    rate of the global model, which is left as it is.
     """
 
     def __init__(self, rate: float = 1.0) -> None:
         super().__init__()
         self.rate = rate
+        self.reference = 1.0
         self.active = False
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return `x / rate` in active training, else `x`."""
-        return x * (1 / self.rate) if self.active and self.training else x
+        """Return `x / (rate / reference)` in active training, else `x`."""
+        return x * (self.reference / self.rate) if self.active and self.training else x
 
     def extra_repr(self) -> str:
         """Show the rate."""

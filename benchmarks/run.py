@@ -1,0 +1,109 @@
+"""Run the benchmark: `python -m benchmarks.run [W1 W3 ...] [--repeats 5] [--save] [--scale 1.0]`.
+
+Reference and engines take turns in one process, and the medians are compared, so the ratios hold on a busy machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.workloads import WORKLOADS, Workload
+
+RESULTS = Path(__file__).parents[1] / "results" / "bench"
+TOLERANCE = 0.8  # a ratio may fall to this share of the stored one
+
+
+def timed(work: Callable[[], None]) -> float:
+    """Return the seconds of one call."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def measure(workload: Workload, repeats: int) -> dict[str, Any]:
+    """Time one round of the reference loop and of every engine, in turn."""
+    data = workload.data()
+    contestants = {"reference": workload.loop(data)}
+    contestants |= {engine: workload.contestant(engine, data) for engine in workload.engines}
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for work in contestants.values():  # the first round builds modules and, for `auto`, makes the choice
+        work()
+    for _ in range(repeats):
+        for name, work in contestants.items():
+            seconds[name].append(timed(work))
+    middle = {name: median(values) for name, values in seconds.items()}
+    ratios = {name: middle["reference"] / value for name, value in middle.items() if name != "reference"}
+    return {"seconds": middle, "ratios": ratios, "target": workload.target}
+
+
+def machine() -> dict[str, Any]:
+    """Describe where the numbers come from, with the rate of a large matrix product."""
+    size = 1024
+    a, b = torch.randn(size, size), torch.randn(size, size)
+    torch.mm(a, b)
+    best = min(timed(lambda: torch.mm(a, b)) for _ in range(5))
+    return {
+        "processor": platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "gemm_gflops": round(2 * size**3 / best / 1e9, 1),
+    }
+
+
+def regressions(found: dict[str, Any], stored: dict[str, Any]) -> list[str]:
+    """Return the ratios that fell by more than a fifth."""
+    lost = []
+    for name, result in found.items():
+        for engine, ratio in result["ratios"].items():
+            before = stored.get(name, {}).get("ratios", {}).get(engine)
+            if before is not None and ratio < TOLERANCE * before:
+                lost.append(f"{name} {engine}: {ratio:.2f}, was {before:.2f}")
+    return lost
+
+
+def main() -> int:
+    """Run, print, compare with the stored ratios, and save if asked to."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*", help="workloads (all)")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the clients, for a quick look")
+    parser.add_argument("--save", action="store_true", help="store the ratios for later comparisons")
+    parser.add_argument("--engines", default="", help="comma-separated")
+    arguments = parser.parse_args()
+    found: dict[str, Any] = {}
+    for workload in WORKLOADS:
+        if arguments.names and workload.name not in arguments.names:
+            continue
+        if arguments.engines:
+            workload = replace(workload, engines=tuple(arguments.engines.split(",")))
+        workload = replace(workload, clients=max(len(workload.models), round(workload.clients * arguments.scale)))
+        found[workload.name] = result = measure(workload, arguments.repeats)
+        times = "  ".join(f"{name} {value:.3f} s" for name, value in result["seconds"].items())
+        ratios = "  ".join(f"{name} {value:.2f}x" for name, value in result["ratios"].items())
+        print(f"{workload.name:16} {times}\n{'':16} {ratios}  (target {workload.target})", flush=True)
+    file = RESULTS / "ratios.json"
+    stored = json.loads(file.read_text())["workloads"] if file.is_file() else {}
+    lost = regressions(found, stored) if arguments.scale == 1.0 else []
+    if arguments.save:
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        content = {"machine": machine(), "workloads": {**stored, **found}}
+        file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+    for line in lost:
+        print(f"slower than before: {line}", file=sys.stderr)
+    return 1 if lost else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

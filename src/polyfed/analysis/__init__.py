@@ -1,0 +1,1 @@
+"""Tools to look at trained models and at what leaves a client."""

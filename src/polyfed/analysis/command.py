@@ -1,0 +1,229 @@
+"""`polyfed analyze NAME RUN...`: every analysis by name, its figures and numbers written to a folder."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from polyfed.core.checkpoint import write_json
+from polyfed.core.errors import InputError, unknown
+from polyfed.experiment import parse_value
+
+FORMATS = ("png", "pdf")
+Outcome = tuple[Any, dict[str, Any], list[str]]  # numbers, figures, sentences
+
+
+def analyze(
+    name: str, runs: Sequence[str | Path], out: str | Path | None = None, settings: Sequence[str] = ()
+) -> Iterator[str]:
+    """Run an analysis on run directories, write figures and `numbers.json`, and yield what to tell the user.
+
+    Raises
+    ------
+    InputError
+        For an unknown analysis or option.
+    """
+    if name not in ANALYSES:
+        raise unknown("analysis", name, ANALYSES)
+    work = ANALYSES[name]
+    options = _options(work, settings)
+    paths = [folder for run in runs for folder in _run_folders(Path(run), name)]
+    numbers, figures, sentences = work(paths, **options)
+    folder = Path(out) if out is not None else Path(runs[0]) / "analysis" / name
+    from polyfed.report.static import save
+
+    for title, figure in figures.items():
+        for ending in FORMATS:
+            if isinstance(figure, Path):
+                continue
+            save(figure, folder / f"{title}.{ending}")
+    write_json(folder / "numbers.json", _finite(numbers))
+    yield from sentences
+    yield f"Figures and numbers are in {folder}"
+
+
+def _run_folders(path: Path, name: str) -> list[Path]:
+    """Return the runs in a folder; a comparison stands for its first seed, where an analysis opens models."""
+    if not path.exists():
+        raise InputError(f"There is no {path}: name the --out of a run or a comparison.")
+    if name == "robustness" or (path / "config.json").is_file():
+        return [path]
+    found = sorted(file.parent for file in path.glob("*/seed-*/config.json"))
+    if not found:
+        raise InputError(f"There is no run in {path}: name the --out of a run or a comparison.")
+    first = min(int(folder.name.removeprefix("seed-")) for folder in found)
+    return [folder for folder in found if folder.name == f"seed-{first}"]
+
+
+def _options(work: Callable[..., Outcome], settings: Sequence[str]) -> dict[str, Any]:
+    known = [name for name in inspect.signature(work).parameters if name != "paths"]
+    options = {}
+    for text in settings:
+        key, separator, value = text.partition("=")
+        if not separator:
+            raise InputError(f"--set takes key=value, not '{text}'.")
+        if key not in known:
+            raise unknown("option", key, known)
+        options[key] = parse_value(value)
+    return options
+
+
+def _finite(value: Any) -> Any:
+    """Write numbers that JSON does not know as null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+# --- the analyses: paths and options in, numbers, figures and sentences out ---
+
+
+def cka(paths: Sequence[Path], samples: int = 300, clients: int = 10) -> Outcome:
+    """Compare the clients' representations stage by stage."""
+    from polyfed.analysis.cka import cka_figures, compare_clients
+    from polyfed.analysis.opening import open_run
+
+    found = [compare_clients(open_run(path), samples, clients) for path in paths]
+    sentences = [
+        f"{run['method']}: mean CKA between clients "
+        + ", ".join(f"{stage} {entry['mean']:.3f}" for stage, entry in run["stages"].items())
+        for run in found
+    ]
+    return found, cka_figures(found), sentences
+
+
+def embedding(
+    paths: Sequence[Path],
+    samples: int = 200,
+    clients: int = 5,
+    label: int | None = None,
+    stage: str = "features",
+    seed: int = 0,
+) -> Outcome:
+    """Draw features of the same samples by class and by network."""
+    from polyfed.analysis.embedding import embed_clients, embedding_figures
+    from polyfed.analysis.opening import open_run
+
+    found = [embed_clients(open_run(path), samples, clients, label, stage, seed) for path in paths]
+    sentences = [
+        f"{run['method']}: silhouette of classes {run['silhouette_classes']:.2f}, "
+        f"of clients {run['silhouette_clients']:.2f} (lower: better mixed)"
+        for run in found
+    ]
+    return found, embedding_figures(found), sentences
+
+
+def reconstruction(
+    paths: Sequence[Path],
+    client: int = 0,
+    noise: Sequence[float] = (0.0, 0.8),
+    samples: int = 8,
+    steps: int = 2000,
+    seed: int = 0,
+    batchnorm: str = "statistics",
+) -> Outcome:
+    """Attack the features of a client's images."""
+    from polyfed.analysis.opening import open_run
+    from polyfed.analysis.reconstruction import attack_client, reconstruction_figures
+
+    levels = noise if isinstance(noise, list | tuple) else (noise,)
+    found = [attack_client(open_run(path), client, levels, samples, steps, seed, batchnorm) for path in paths]
+    sentences = [
+        f"{run['method']}, client {run['client']}, noise {one['noise']:g}: "
+        f"final loss {one['losses'][-1]:.4f}, image error {one['mse']:.4f}, PSNR {one['psnr']:.1f} dB"
+        for run in found
+        for one in run["attacks"]
+    ]
+    return found, reconstruction_figures(found), sentences
+
+
+def robustness(paths: Sequence[Path]) -> Outcome:
+    """Draw accuracy by the alpha of the Dirichlet split."""
+    from polyfed.analysis.robustness import accuracy_by_alpha, robustness_figures
+
+    found = accuracy_by_alpha(paths)
+    sentences = [
+        f"{label}: " + ", ".join(f"alpha {row['alpha']:g}: {100 * row['accuracy']:.1f} %" for row in entry["rows"])
+        for label, entry in found["methods"].items()
+    ]
+    return found, robustness_figures(found), sentences
+
+
+def confidence(paths: Sequence[Path], client: int = 0) -> Outcome:
+    """Compare the absolute confidence of a client's model on labels that it holds and on others."""
+    from polyfed.analysis.confidence import compare_confidence
+    from polyfed.analysis.figures import lines
+    from polyfed.analysis.opening import open_run
+
+    found, curves, sentences = [], {}, []
+    for path in paths:
+        run = open_run(path)
+        if client not in run.models or client >= len(run.clients):
+            raise InputError(f"There is no client {client} in {path}.")
+        counts = run.clients.train[client].label_counts(run.clients.num_classes)
+        held = [label for label, number in enumerate(counts) if number]
+        compared = compare_confidence(run.models[client], run.clients.test, held)
+        entry = {"method": run.label, "client": client, "held": held, **compared}
+        del entry["values"], entry["labels"]
+        found.append(entry)
+        labels = entry["by_label"]
+        curves[f"{run.label} (AUROC {entry['auroc']:.2f})"] = (
+            [int(label) for label in labels],
+            [labels[label]["quartiles"][1] for label in labels],
+        )
+        sentences.append(f"{run.label}, client {client}: AUROC of held against other labels {entry['auroc']:.3f}")
+    title = f"Absolute confidence by label, client {client}"
+    return found, {"confidence": lines(title, "label", "median of log10 confidence", curves)}, sentences
+
+
+def disturbing(paths: Sequence[Path], seeds: int = 40, epochs: int = 600) -> Outcome:
+    """Fuse two small networks in two dimensions over many seeds; the run only says where to write."""
+    import numpy as np
+
+    from polyfed.analysis.disturbing import disturbing as study
+    from polyfed.analysis.figures import lines
+
+    found = study(seeds, epochs)
+    ranks = list(range(1, len(found["runs"]) + 1))
+    curves = {
+        name: (ranks, np.sort([100 * run[name] for run in found["runs"]]).tolist())
+        for name in ("left", "right", "fused", "ams_top1", "ensemble")
+    }
+    figure = lines("Fusing two networks in 2D: accuracy by rank over seeds", "seed by rank", "accuracy, %", curves)
+    numbers = found["summary"]
+    sentence = (
+        f"{numbers['seeds']} seeds: fused {100 * numbers['fused']:.1f} % on average, no better than the better local "
+        f"network in {100 * numbers['failed']:.0f} % of them; AMS-top1 {100 * numbers['ams_top1']:.1f} %"
+    )
+    return json.loads(json.dumps({"summary": numbers, "runs": found["runs"]})), {"disturbing": figure}, [sentence]
+
+
+def synthetic(paths: Sequence[Path], count: int = 8, seed: int = 0) -> Outcome:
+    """Draw synthetic samples of FedVTC's decoder."""
+    from polyfed.analysis.figures import image_grid
+    from polyfed.analysis.synthetic import class_samples
+
+    figures, found = {}, []
+    for path in paths:
+        samples = class_samples(path, count, seed=seed)
+        rows = {f"class {label}": images.detach() for label, images in samples.items()}
+        figures[f"samples-{path.name}"] = image_grid("Synthetic samples", rows)
+        found.append({"run": path.name, "classes": list(samples)})
+    return found, figures, [f"Decoded {count} samples of each of {len(entry['classes'])} classes" for entry in found]
+
+
+ANALYSES: dict[str, Callable[..., Outcome]] = {
+    "cka": cka,
+    "embedding": embedding,
+    "reconstruction": reconstruction,
+    "robustness": robustness,
+    "confidence": confidence,
+    "disturbing": disturbing,
+    "synthetic": synthetic,
+}

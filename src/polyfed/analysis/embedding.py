@@ -1,0 +1,132 @@
+"""t-SNE of features by class and by network, with a number to go with the picture.
+
+FedIN Fig. 3 and 8, FedFD Fig. 1: features of different clients either form one cloud for a class (they agree) or one
+cloud for each network (they do not).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyfed.analysis.opening import OpenedRun, first_samples, stage_outputs
+from polyfed.core.errors import InputError
+
+
+def embed(features: Tensor | np.ndarray, seed: int = 0, perplexity: float = 30.0) -> np.ndarray:
+    """Return a t-SNE embedding in two dimensions, `[n, 2]`; the same seed gives the same picture.
+
+    Raises
+    ------
+    InputError
+        For fewer than four rows.
+    """
+    from sklearn.manifold import TSNE
+
+    values = np.asarray(features, dtype=np.float64)
+    if len(values) < 4:
+        raise InputError(f"t-SNE needs at least 4 rows, got {len(values)}.")
+    near = min(perplexity, (len(values) - 1) / 3)
+    return np.asarray(TSNE(2, perplexity=near, init="pca", random_state=seed).fit_transform(values))
+
+
+def separation(features: Tensor | np.ndarray, groups: Tensor | np.ndarray) -> float:
+    """Return the mean silhouette of groups in feature space: 1 far apart, 0 mixed, below 0 interleaved."""
+    from sklearn.metrics import silhouette_score
+
+    groups = np.asarray(groups)
+    if len(np.unique(groups)) < 2 or len(np.unique(groups)) >= len(groups):
+        return float("nan")
+    return float(silhouette_score(np.asarray(features, dtype=np.float64), groups))
+
+
+def embed_clients(
+    run: OpenedRun,
+    samples: int = 200,
+    clients: int = 5,
+    label: int | None = None,
+    stage: str = "features",
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Embed what several clients make of the same test samples.
+
+    Parameters
+    ----------
+    run
+        A finished run whose clients have features of one size (`feature_dim`, or equal networks).
+    samples, clients
+        How many test samples and clients.
+    label
+        Only samples of this class (FedIN Fig. 8).
+    stage
+        `stem`, `stage N`, `features` or `logits`.
+
+    Returns
+    -------
+    dict
+        `points` by row with `label`, `client` and `network`, and the silhouettes of classes and of clients.
+
+    Raises
+    ------
+    InputError
+        When a client lacks the stage, or sizes differ.
+    """
+    chosen = _one_of_each(run, clients)
+    x, y = first_samples(run, samples, label)
+    parts = []
+    for client in chosen:
+        outputs = stage_outputs(run.models[client], x)
+        if stage not in outputs:
+            raise InputError(
+                f"Client {client} ({run.architectures[client]}) has no '{stage}': it has {', '.join(outputs)}."
+            )
+        parts.append(outputs[stage])
+    if len({part.shape[1] for part in parts}) > 1:
+        sizes = ", ".join(f"client {c}: {part.shape[1]}" for c, part in zip(chosen, parts, strict=True))
+        raise InputError(f"Features of different sizes have no common picture ({sizes}): run with --feature-dim.")
+    features = torch.cat(parts)
+    labels = y.repeat(len(chosen))
+    owners = torch.tensor(chosen).repeat_interleave(len(x))
+    return {
+        "method": run.label,
+        "seed": run.seed,
+        "stage": stage,
+        "points": embed(features, seed).tolist(),
+        "label": labels.tolist(),
+        "client": owners.tolist(),
+        "network": {str(client): run.architectures[client] for client in chosen},
+        "silhouette_classes": separation(features, labels),
+        "silhouette_clients": separation(features, owners),
+    }
+
+
+def _one_of_each(run: OpenedRun, number: int) -> list[int]:
+    """Return clients with different networks first, then others."""
+    first: dict[str, int] = {}
+    for client, network in sorted(run.architectures.items()):
+        first.setdefault(network, client)
+    rest = [client for client in sorted(run.models) if client not in first.values()]
+    return [*first.values(), *rest][:number]
+
+
+def embedding_figures(found: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return two pictures of each run: coloured by class, and by network."""
+    from polyfed.analysis.figures import scatter
+
+    figures = {}
+    for run in found:
+        name = f"{run['method']}-seed{run['seed']}"
+        points = np.array(run["points"])
+        classes = [str(label) for label in run["label"]]
+        networks = [f"client {client}, {run['network'][str(client)]}" for client in run["client"]]
+        for kind, groups, score in (
+            ("classes", classes, run["silhouette_classes"]),
+            ("networks", networks, run["silhouette_clients"]),
+        ):
+            title = f"{run['method']}: {run['stage']} by {kind} (silhouette {score:.2f})"
+            figures[f"{kind}-{name}"] = scatter(title, points, groups)
+    return figures

@@ -1,0 +1,122 @@
+"""Figures of the analyses, as matplotlib objects in the style of the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from polyfed.core.errors import InputError
+from polyfed.report.static import LINES, MARKERS
+from polyfed.report.style import BAND, GRID, INK, METHODS, MUTED, SYMBOLS, looks
+
+
+def canvas(width: float, height: float) -> Any:
+    """Return an empty figure.
+
+    Raises
+    ------
+    InputError
+        When matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise InputError("Figures of analyses need matplotlib: pip install 'polyfed[plots]'.") from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _plain(axes: Any, title: str, grid: bool = True) -> None:
+    axes.set_title(title, loc="left", fontsize=10.5, color=INK)
+    axes.tick_params(length=0, labelsize=8.5, labelcolor=MUTED)
+    for side in ("top", "right", "left", "bottom"):
+        axes.spines[side].set_visible(False)
+    if grid:
+        axes.grid(color=GRID, linewidth=0.8)
+        axes.set_axisbelow(True)
+
+
+def lines(
+    title: str,
+    x_title: str,
+    y_title: str,
+    curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    ticks: Sequence[str] = (),
+    log: bool = False,
+    log_x: bool = False,
+    errors: Mapping[str, Sequence[float]] | None = None,
+) -> Any:
+    """Return a chart of named curves; `errors` are half widths of bands around them."""
+    figure = canvas(6.4, 3.8)
+    axes = figure.add_subplot()
+    for (name, (x, y)), look in zip(curves.items(), looks(list(curves)).values(), strict=True):
+        marks = {"marker": MARKERS[look.symbol], "markersize": 4} if len(x) <= 30 else {}
+        axes.plot(x, y, color=look.colour, linestyle=LINES[look.dash], linewidth=1.6, label=name, **marks)
+        half = np.asarray((errors or {}).get(name, [0.0] * len(x)))
+        if half.any():
+            axes.fill_between(x, np.asarray(y) - half, np.asarray(y) + half, color=look.colour, alpha=BAND, linewidth=0)
+    if ticks:
+        axes.set_xticks(range(len(ticks)), ticks)
+    if log:
+        axes.set_yscale("log")
+    if log_x:
+        axes.set_xscale("log")
+    _plain(axes, title)
+    axes.set_xlabel(x_title, fontsize=9, color=MUTED)
+    axes.set_ylabel(y_title, fontsize=9, color=MUTED)
+    figure.legend(loc="outside lower left", ncols=3, frameon=False, fontsize=8.5)
+    return figure
+
+
+def heat_maps(title: str, matrices: Mapping[str, Sequence[Sequence[float]]], labels: Sequence[str]) -> Any:
+    """Return one square map per stage, all on the scale 0 to 1."""
+    columns = min(4, len(matrices))
+    rows = -(-len(matrices) // columns)
+    figure = canvas(2.3 * columns + 0.7, 2.4 * rows + 0.5)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=INK)
+    every = [figure.add_subplot(rows, columns, place + 1) for place in range(len(matrices))]
+    for axes, (stage, matrix) in zip(every, matrices.items(), strict=True):
+        image = axes.imshow(np.asarray(matrix), vmin=0, vmax=1, cmap="cividis")
+        shown = range(len(labels)) if len(labels) <= 12 else range(0, len(labels), 5)
+        axes.set_xticks(shown, [labels[place] for place in shown])
+        axes.set_yticks(shown, [labels[place] for place in shown])
+        _plain(axes, stage, grid=False)
+    figure.colorbar(image, ax=every, shrink=0.7, label="CKA")
+    return figure
+
+
+def scatter(title: str, points: np.ndarray, groups: Sequence[str]) -> Any:
+    """Return a cloud of points coloured by group."""
+    figure = canvas(5.6, 4.6)
+    axes = figure.add_subplot()
+    names = sorted(set(groups), key=lambda name: (len(name), name))
+    owners = np.asarray(groups)
+    for place, name in enumerate(names):
+        colour, marker = METHODS[place % len(METHODS)], MARKERS[SYMBOLS[place % len(SYMBOLS)]]
+        axes.scatter(*points[owners == name].T, s=12, color=colour, marker=marker, alpha=0.75, linewidths=0, label=name)
+    _plain(axes, title, grid=False)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    figure.legend(loc="outside lower left", ncols=min(5, len(names)), frameon=False, fontsize=8, markerscale=1.6)
+    return figure
+
+
+def image_grid(title: str, rows: Mapping[str, Tensor]) -> Any:
+    """Return images in rows with names; each `[n, channels, height, width]` in [0, 1]."""
+    count = max(len(images) for images in rows.values())
+    figure = canvas(0.8 * count + 1.4, 0.85 * len(rows) + 0.6)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10.5, color=INK)
+    for row, (name, images) in enumerate(rows.items()):
+        for place, image in enumerate(images):
+            axes = figure.add_subplot(len(rows), count, row * count + place + 1)
+            picture = image.permute(1, 2, 0).numpy()
+            axes.imshow(picture if picture.shape[2] == 3 else picture[:, :, 0], vmin=0, vmax=1, cmap="gray")
+            axes.set_xticks([])
+            axes.set_yticks([])
+            for side in ("top", "right", "left", "bottom"):
+                axes.spines[side].set_visible(False)
+            if place == 0:
+                axes.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9, color=MUTED)
+    return figure

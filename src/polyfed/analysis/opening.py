@@ -1,0 +1,107 @@
+"""Finished runs for analyses: their clients' data and models, built again from what the run directory says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from polyfed.core.errors import InputError, RunDirectoryError
+from polyfed.core.rundir import RunDirectory
+from polyfed.data import Clients, from_recipe
+from polyfed.models.contract import evaluating
+
+
+@dataclass(frozen=True)
+class OpenedRun:
+    """What an analysis looks at."""
+
+    path: Path
+    label: str
+    seed: int
+    config: dict[str, Any]
+    clients: Clients
+    models: dict[int, nn.Module]  # by client, as they were after the last round
+    architectures: dict[int, str]
+
+
+def open_run(path: str | Path) -> OpenedRun:
+    """Read a finished run that was started from names (data, models and method).
+
+    Raises
+    ------
+    RunDirectoryError
+        When the run is not finished, or used objects that only its own script can make.
+    """
+    from polyfed import methods
+    from polyfed.api import prepare
+    from polyfed.core.federation import Settings
+
+    path = Path(path)
+    _, config = RunDirectory.open(path)
+    if not (path / "result.json").is_file():
+        raise RunDirectoryError(f"The run in {path} is not finished: continue it with 'polyfed resume {path}'.")
+    if not config["repeatable"]:
+        raise RunDirectoryError(
+            f"The run in {path} used models, data or a method from a script: call the functions of polyfed.analysis "
+            "there, with result.models."
+        )
+    clients = from_recipe(config["clients"])
+    method = methods.make(config["method"], config["options"])
+    settings = Settings(config["rounds"], config["seed"])
+    federation, _ = prepare(
+        method, clients, config["models"], settings, config["feature_dim"], config["feature_adapter"]
+    )
+    infos, blueprints = federation.backend.infos, federation.backend.blueprints
+    models = {}
+    for client, info in sorted(infos.items()):
+        file = path / "models" / f"client-{client}.safetensors"
+        if not file.is_file():
+            raise RunDirectoryError(f"There is no {file}: was the run finished and kept whole?")
+        models[client] = blueprints[info.architecture].build()
+        models[client].load_state_dict(load_file(file))
+    names = {client: info.architecture for client, info in infos.items()}
+    return OpenedRun(path, config["label"], config["seed"], config, clients, models, names)
+
+
+def stage_outputs(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """Return what a model makes of inputs, stage by stage: stem, its stages or layers, features, logits.
+
+    Each as `[rows, values]`, in prediction mode.
+    """
+    found: dict[str, Tensor] = {}
+    handles = []
+    for name, module in model.named_modules():
+        parts = name.removeprefix("model.").split(".")  # a model with projected features holds the real one in `model`
+        if len(parts) == 2 and parts[0] in ("stages", "layers") and parts[1].isdigit():
+            stage = f"stage {int(parts[1]) + 1}"
+            handles.append(
+                module.register_forward_hook(
+                    lambda _m, _i, output, stage=stage: found.update({stage: output.flatten(1)})
+                )
+            )
+    try:
+        with evaluating(model), torch.no_grad():
+            if not hasattr(model, "features"):
+                raise InputError("This model has no features: wrap it with polyfed.adapt(...).")
+            before = {"stem": model.stem(x).flatten(1)} if hasattr(model, "stem") else {}
+            features = model.features(x)
+            logits = model.head(features)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {**before, **found, "features": features.flatten(1), "logits": logits.flatten(1)}
+
+
+def first_samples(run: OpenedRun, number: int, label: int | None = None) -> tuple[Tensor, Tensor]:
+    """Return inputs and labels of the first test samples (of one class, if asked)."""
+    labels = run.clients.test.labels()
+    rows = torch.arange(len(labels)) if label is None else torch.nonzero(labels == label).flatten()
+    if not len(rows):
+        raise InputError(f"There is no test sample of class {label}.")
+    rows = rows[:number]
+    return run.clients.test.inputs(rows), labels[rows]

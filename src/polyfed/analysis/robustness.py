@@ -1,0 +1,70 @@
+"""Robustness against the skew of labels: accuracy by the concentration alpha of the Dirichlet split (AMS Fig. 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from polyfed.core.errors import InputError
+from polyfed.report.runs import Run, study
+from polyfed.report.statistics import estimate
+
+
+def alpha_of(run: Run) -> float | None:
+    """Return the alpha of the Dirichlet split of a run (None: it was split in another way).
+
+    Raises
+    ------
+    InputError
+        When the text of the partition cannot be read.
+    """
+    text = str((run.config.get("clients") or {}).get("by") or "")
+    name, _, rest = text.partition(":")
+    if name != "dirichlet":
+        return None
+    try:
+        return float(rest.split(",")[0])
+    except ValueError as error:
+        raise InputError(f"Cannot read the alpha of the partition '{text}'.") from error
+
+
+def accuracy_by_alpha(sources: Sequence[str | Path]) -> dict[str, Any]:
+    """Return accuracy and interval over seeds by method and alpha, of runs that differ in alpha.
+
+    Raises
+    ------
+    InputError
+        When no run was split by Dirichlet.
+    """
+    runs = [run for source in sources for run in study(source).all]
+    found: dict[str, dict[float, list[float]]] = {}
+    for run in runs:
+        alpha = alpha_of(run)
+        if alpha is not None:
+            found.setdefault(run.label, {}).setdefault(alpha, []).append(run.summary["accuracy"]["mean"])
+    if not found:
+        raise InputError("None of these runs was split by dirichlet:ALPHA.")
+    methods = {}
+    for label, by_alpha in found.items():
+        rows = []
+        for alpha in sorted(by_alpha):
+            value = estimate(by_alpha[alpha])
+            assert value is not None
+            rows.append({"alpha": alpha, "accuracy": value.mean, "half": value.half, "seeds": value.seeds})
+        means = [row["accuracy"] for row in rows]
+        methods[label] = {"rows": rows, "spread": max(means) - min(means), "mean": fmean(means)}
+    return {"methods": methods}
+
+
+def robustness_figures(found: dict[str, Any]) -> dict[str, Any]:
+    """Return the curve of accuracy over alpha, one line per method."""
+    from polyfed.analysis.figures import lines
+
+    curves, errors = {}, {}
+    for label, entry in found["methods"].items():
+        curves[label] = ([row["alpha"] for row in entry["rows"]], [100 * row["accuracy"] for row in entry["rows"]])
+        errors[label] = [100 * (row["half"] or 0.0) for row in entry["rows"]]
+    title = "Accuracy by the skew of labels (smaller alpha: more skew)"
+    return {"alpha": lines(title, "alpha", "accuracy, %", curves, log_x=True, errors=errors)}

@@ -1,0 +1,253 @@
+"""The commands of a real federation: `polyfed keys init`, `polyfed serve`, `polyfed join`.
+
+`register(app)` adds them to a typer application. Flower itself is imported only when a command runs.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import fields
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+
+from polyfed.backends.flower import require_flower
+from polyfed.core.errors import InputError, PolyfedError
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
+
+keys_app = typer.Typer(help="Certificates and keys of a real federation.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the three commands to an application."""
+    app.add_typer(keys_app, name="keys")
+    app.command("serve")(serve)
+    app.command("join")(join)
+
+
+@keys_app.callback()
+def _keys() -> None:
+    """Certificates and keys of a real federation."""
+
+
+@keys_app.command("init")
+def keys_init(
+    directory: Annotated[Path, typer.Argument(help="A new folder; it stays with the server.")],
+    server: Annotated[str, typer.Option(help="Host name or address by which the sites reach the server.")],
+    sites: Annotated[str, typer.Option(help="Names of the sites: north,south,west.")],
+) -> None:
+    """Make a certificate authority, the server's certificate and a key pair for each site."""
+    require_flower()
+    from polyfed.backends.flower.keys import create_keys
+
+    with _sentences():
+        folders = create_keys(directory, server, [name.strip() for name in sites.split(",")])
+    typer.echo(f"The server's keys are in {directory}; keep that folder to yourself.")
+    for folder in folders:
+        typer.echo(f"Give {folder} to that site, over a channel that you trust.")
+
+
+def serve(
+    out: Annotated[Path, typer.Option(help="A new folder for the run (with --resume: its folder).")],
+    method: Annotated[str, typer.Option(help="Name of the method.")] = "fedavg",
+    rounds: Annotated[int, typer.Option(help="How many rounds.")] = 10,
+    keys: Annotated[Path | None, typer.Option(help="The folder of 'polyfed keys init'.")] = None,
+    min_sites: Annotated[int | None, typer.Option(help="So many sites make a round count; else all.")] = None,
+    deadline: Annotated[float, typer.Option(help="Seconds that a site has for one exchange.")] = 600.0,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for missing sites.")] = 120.0,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on; else all (with --insecure: this one).")
+    ] = None,
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 9092,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, no keys: on this machine only.")] = False,
+    sites: Annotated[str, typer.Option(help="With --insecure: names of the sites.")] = "",
+    set_: Annotated[list[str] | None, typer.Option("--set", help="method.NAME=VALUE or training.NAME=VALUE.")] = None,
+    epochs: Annotated[int, typer.Option(help="Local epochs of a round.")] = 1,
+    batch_size: Annotated[int, typer.Option(help="Local batch size.")] = 32,
+    optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw.")] = "sgd",
+    lr: Annotated[float, typer.Option(help="Learning rate.")] = 0.05,
+    participation: Annotated[float, typer.Option(help="Share of the sites in a round.")] = 1.0,
+    evaluate: Annotated[str, typer.Option(help="every=N or end.")] = "every=1",
+    feature_dim: Annotated[int | None, typer.Option(help="Give all models features of this size.")] = None,
+    public: Annotated[str | None, typer.Option(help="Public data: NAME:N or package.module:function.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    max_mb: Annotated[int, typer.Option(help="Largest message in megabytes.")] = 1024,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing but errors.")] = False,
+) -> None:
+    """Run the server of a real federation."""
+    require_flower()
+    _stop_politely()
+    with _sentences():
+        _check_security(insecure, keys, host or "127.0.0.1", "DIR (made by 'polyfed keys init')")
+        from polyfed.backends.flower import serve as serving
+        from polyfed.backends.flower.sitedata import read_public
+
+        made, settings, saved_dim = _settings(locals())
+        hosting = serving.Hosting(
+            host=host or ("127.0.0.1" if insecure else "0.0.0.0"),
+            port=port,
+            keys=keys,
+            sites=tuple(name.strip() for name in sites.split(",") if name.strip()),
+            min_sites=min_sites,
+            wait=wait,
+            deadline=deadline,
+            max_bytes=max_mb << 20,
+        )
+        samples = read_public(public) if public else None
+        names = _site_names(hosting)
+        result = serving.serve(
+            made,
+            settings,
+            out,
+            hosting,
+            feature_dim=saved_dim,
+            public=samples,
+            resume=resume,
+            observers=[] if quiet else [lambda line: typer.echo(in_words(line, settings.rounds, names))],
+            say=(lambda text: None) if quiet else typer.echo,
+        )
+    accuracy = result.accuracy()
+    if not quiet and accuracy:
+        typer.echo(
+            f"Done: mean accuracy {accuracy['mean']:.1%}, worst {accuracy['worst']:.1%}; everything is in {out}."
+        )
+
+
+def join(
+    server: Annotated[str, typer.Option(help="HOST:PORT of the server.")],
+    model: Annotated[str, typer.Option(help="Your model: package.module:function, or a name such as cnn:16-32.")],
+    data: Annotated[str, typer.Option(help="Your data: package.module:function, or the name of a data set.")],
+    keys: Annotated[Path | None, typer.Option(help="The folder site-NAME that you got from the server.")] = None,
+    state: Annotated[Path | None, typer.Option(help="Where this site keeps its model between rounds.")] = None,
+    allow: Annotated[str, typer.Option(help="Methods that may run here: fedproto,fedin. Else all.")] = "",
+    public: Annotated[str | None, typer.Option(help="Public data: NAME:N or package.module:function.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, no keys: on this machine only.")] = False,
+    name: Annotated[str, typer.Option(help="With --insecure: the name of this site.")] = "",
+    give_up: Annotated[float, typer.Option(help="Seconds without a server after which this site stops.")] = 3600.0,
+    max_mb: Annotated[int, typer.Option(help="Largest message in megabytes.")] = 1024,
+) -> None:
+    """Take part in a federation with your own model and data, which stay here."""
+    require_flower()
+    _stop_politely()
+    with _sentences():
+        _check_security(insecure, keys, server.rpartition(":")[0], "DIR/site-NAME (from the server)")
+        from polyfed import methods
+        from polyfed.backends.flower import join as joining
+        from polyfed.backends.flower.keys import read_site_keys
+        from polyfed.backends.flower.sitedata import read_data, read_model
+
+        allowed = [item.strip() for item in allow.split(",") if item.strip()]
+        for item in allowed:
+            methods.find(item)
+        site = read_site_keys(keys).name if keys else name
+        how = joining.Joining(server, keys, name, state or Path(f"polyfed-site-{site}"), give_up)
+        joining.join(how, read_model(model), read_data(data, public), allowed, max_mb << 20, typer.echo)
+
+
+def _check_security(insecure: bool, keys: Path | None, host: str, folder: str) -> None:
+    """Refuse, before anything is loaded, a federation that is neither secure nor on this machine only."""
+    if insecure == (keys is not None):
+        raise InputError(f"Give --keys {folder}, or --insecure to try on this machine only.")
+    if insecure and host not in LOOPBACK:
+        raise InputError(f"--insecure works on this machine only, not with {host}: use --keys {folder}.")
+
+
+def in_words(line: dict[str, Any], rounds: int, names: list[str]) -> str:
+    """Return one line of the history for people."""
+    text = f"round {line['round']}/{rounds}" if line["phase"] == "round" else f"{line['phase']} the rounds"
+    if "loss" in line:
+        text += f"  loss {line['loss']:.3f}"
+    if "mean" in line.get("accuracy", {}):
+        accuracy = line["accuracy"]
+        who = accuracy.get("clients", range(len(names)))
+        each = ", ".join(f"{names[c]} {value:.1%}" for c, value in zip(who, accuracy["per_client"], strict=False))
+        text += f"  accuracy {accuracy['mean']:.1%} ({each})"
+    text += f"  {line['bytes_up'] / 1e6:.2f} MB up  {line['seconds']['total']:.1f} s"
+    return text + "".join(f"\n  missing: {why}" for why in line.get("missing", {}).values())
+
+
+def _settings(given: dict[str, Any]) -> tuple[Any, Any, int | None]:
+    """Return method, settings and feature size from the options, or from the run that is resumed."""
+    from polyfed import methods
+    from polyfed.api import evaluation_rounds
+    from polyfed.core.federation import Settings
+    from polyfed.core.method import Participation
+    from polyfed.core.party import Training
+    from polyfed.core.rundir import RunDirectory
+
+    if given["resume"]:
+        _, old = RunDirectory.open(given["out"])
+        made = methods.make(old["method"], _tuples(old["options"]))
+        settings = Settings(
+            old["rounds"],
+            old["seed"],
+            Training(**old["training"]),
+            Participation(**old["participation"]),
+            old["evaluate_every"],
+            0.0,
+        )
+        return made, settings, old["feature_dim"]
+    chosen: dict[str, dict[str, Any]] = {"method": {}, "training": {}}
+    for item in given["set_"] or []:
+        key, equals, value = item.partition("=")
+        part, dot, name = key.partition(".")
+        if not equals or not dot or part not in chosen:
+            raise InputError(f"--set {item} is not understood: write method.NAME=VALUE or training.NAME=VALUE.")
+        try:
+            chosen[part][name] = json.loads(value)
+        except ValueError:
+            chosen[part][name] = value
+    names = {"epochs", "batch_size", "optimizer", "lr"}
+    training = {**{name: given[name] for name in names}, **chosen["training"]}
+    unknown = training.keys() - {item.name for item in fields(Training)}
+    if unknown:
+        raise InputError(f"--set training.{sorted(unknown)[0]}: there is no such setting.")
+    settings = Settings(
+        given["rounds"],
+        given["seed"],
+        Training(**training),
+        Participation(share=given["participation"]),
+        evaluation_rounds(given["evaluate"]),
+        0.0,  # a checkpoint after every round: the sites' states follow it
+    )
+    return methods.make(given["method"], chosen["method"]), settings, given["feature_dim"]
+
+
+def _tuples(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options as methods hold them: JSON knows lists only."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+
+
+def _site_names(hosting: Any) -> list[str]:
+    from polyfed.backends.flower.keys import read_server_keys
+
+    return list(read_server_keys(hosting.keys).sites) if hosting.keys else list(hosting.sites)
+
+
+def _stop_politely() -> None:
+    """Let a request to end (SIGTERM) close connections and child processes, as Ctrl-C does."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
+
+
+class _sentences:
+    """Turns our errors into one sentence and an exit code: 2 for a request that is not possible, 1 for the rest."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, PolyfedError):
+            typer.echo(f"Error: {error}", err=True)
+            raise typer.Exit(2 if isinstance(error, InputError) else 1) from error
+        if isinstance(error, KeyboardInterrupt):
+            typer.echo("Stopped.", err=True)
+            raise typer.Exit(130) from error

@@ -1,0 +1,400 @@
+"""`polyfed serve`: wait for the sites, drive the rounds, write the run directory."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+from flwr.app import Message as Letter
+
+from polyfed.api import check_settings, known_methods
+from polyfed.backends.flower.backend import FlowerBackend, LiveFederation
+from polyfed.backends.flower.codec import Head, pack, unpack
+from polyfed.backends.flower.describe import agree, meet, settle
+from polyfed.backends.flower.expect import Expectations, Problem
+from polyfed.backends.flower.keys import ServerKeys, read_server_keys
+from polyfed.backends.flower.link import Address, LinkError, ServerLink
+from polyfed.backends.flower.post import QUICK, Exchange, Post, TooFewSites
+from polyfed.backends.flower.sitedata import fingerprint
+from polyfed.core.checkpoint import pack_tree, unpack_tree, write_atomic
+from polyfed.core.errors import InputError, PolyfedError, RunDirectoryError
+from polyfed.core.federation import Line, Settings
+from polyfed.core.method import Method
+from polyfed.core.needs import check_needs
+from polyfed.core.party import ClientInfo
+from polyfed.core.rundir import RunDirectory
+from polyfed.core.samples import Samples
+from polyfed.result import Result
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+FAREWELL = 5.0  # seconds that the last message has to reach the sites
+Met = dict[str, tuple[Head, bytes]]  # site -> its introduction
+
+
+@dataclass(frozen=True)
+class Hosting:
+    """How the server offers a federation.
+
+    Attributes
+    ----------
+    host, port
+        Where it listens.
+    keys
+        The folder of `polyfed keys init`; None is insecure and works on this machine only.
+    sites
+        Names of the sites where there are no keys.
+    min_sites
+        How many sites make an exchange count; None: all of them.
+    wait
+        Seconds to wait for the sites: at the start for all of them, later for enough of them.
+    deadline
+        Seconds that a site has for one exchange.
+    max_bytes
+        Of one message.
+    """
+
+    host: str = "0.0.0.0"
+    port: int = 9092
+    keys: Path | None = None
+    sites: tuple[str, ...] = ()
+    min_sites: int | None = None
+    wait: float = 120.0
+    deadline: float = 600.0
+    max_bytes: int = 1 << 30
+
+
+def serve(
+    method: Method,
+    settings: Settings,
+    out: Path,
+    hosting: Hosting,
+    *,
+    feature_dim: int | None = None,
+    feature_adapter: str = "linear",
+    public: Samples | None = None,
+    public_classes: int | None = None,
+    test: Samples | None = None,
+    resume: bool = False,
+    observers: Sequence[Callable[[Line], None]] = (),
+    say: Callable[[str], None] = print,
+) -> Result:
+    """Run a federation of real sites and return its result.
+
+    Raises
+    ------
+    InputError
+        When the request cannot be carried out as given.
+    TooFewSites
+        When too few sites are there; the run can be resumed.
+    """
+    method.check()
+    check_settings(settings)
+    if method.pools_data:
+        raise InputError(f"{method.name} puts all data in one place: it exists in simulations only.")
+    keys, sites = _check(hosting)
+    directory, run = start_directory(method, settings, out, sites, feature_dim, feature_adapter, resume)
+    link = ServerLink(Address(hosting.host, hosting.port), keys, out / "flower", hosting.max_bytes)
+    link.open()
+    try:
+        say(f"Listening on {link.bind}; the sites are {', '.join(sites)}.")
+        hall = Hall(link, sites, keys is not None)
+        post = Post(
+            grid=link.grid,
+            nodes=link.nodes,
+            seats=hall.seats,
+            names=dict(enumerate(sites)),
+            deadline=hosting.deadline,
+            min_sites=hosting.min_sites if hosting.min_sites is not None else len(sites),
+            wait=hosting.wait,
+            say=say,
+            refresh=hall.refresh,
+        )
+        given = Given(method, settings, run, sites, directory, public, public_classes, test, hosting.max_bytes)
+        return lead(post, given, resume, observers, say)
+    except httpx.HTTPError as error:
+        raise LinkError(f"SuperLink does not answer any more ({error}); its log is {link.child.log}.") from error
+    finally:
+        link.close()
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a federation is about, before its sites are known."""
+
+    method: Method
+    settings: Settings
+    run: Head  # the settings that every message carries
+    sites: list[str]
+    directory: RunDirectory
+    public: Samples | None = None
+    public_classes: int | None = None
+    test: Samples | None = None
+    max_bytes: int = 1 << 30
+
+
+def lead(
+    post: Post,
+    given: Given,
+    resume: bool = False,
+    observers: Sequence[Callable[[Line], None]] = (),
+    say: Callable[[str], None] = print,
+) -> Result:
+    """Meet the sites, run the rounds, say goodbye."""
+    out = given.directory.path
+    met = Gathering(post, given.run, given.sites, say).wait(_load_roster(out) if resume else {})
+    _save_roster(out, met)
+    federation, infos = convene(post, given, met, observers)
+    try:
+        history = federation.run(resume)
+    except PolyfedError as error:
+        if not isinstance(error, TooFewSites):
+            post.tell("query.end", infos, {"kind": "end", "run": given.run, "reason": str(error)}, FAREWELL)
+        raise
+    post.tell("query.end", infos, {"kind": "end", "run": given.run, "reason": ""}, FAREWELL)
+    return _result(federation, infos, next(iter(met.values()))[0], history, given.directory)
+
+
+def convene(
+    post: Post, given: Given, met: Met, observers: Sequence[Callable[[Line], None]]
+) -> tuple[LiveFederation, dict[int, ClientInfo]]:
+    """Check that the sites and the method fit together, and make the federation of them."""
+    method, run = given.method, given.run
+    heads = {site: head for site, (head, _) in met.items()}
+    agree(heads, fingerprint(given.public), "public" in method.requirements())
+    known = {site: meet(site, head, blob, method, run, given.max_bytes) for site, (head, blob) in met.items()}
+    infos, blueprints = settle(known, given.sites)
+    first = next(iter(heads.values()))
+    shape, classes = tuple(first["input_shape"]), first["num_classes"]
+    check_needs(method, list(infos.values()), blueprints, given.public, shape, known_methods)
+    outputs = method.outputs(classes, given.public_classes)
+    run["public_classes"] = outputs - classes or None
+    problem = Problem(classes, shape, outputs, given.public is not None)
+    expectations = Expectations(method, blueprints, problem, given.settings.seed)
+    federation = LiveFederation(
+        method,
+        FlowerBackend(post, infos, blueprints, run, expectations, given.max_bytes),
+        given.settings,
+        num_classes=classes,
+        input_shape=shape,
+        test=given.test,
+        public=given.public,
+        public_classes=run["public_classes"],
+        directory=given.directory,
+        observers=observers,
+    )
+    return federation, infos
+
+
+class Hall:
+    """Knows which node is which site: by its key, or (insecure) by the name that it gives."""
+
+    def __init__(self, link: ServerLink, sites: list[str], authenticated: bool) -> None:
+        self.link = link
+        self.sites = sites
+        self.authenticated = authenticated
+        self.seats = {sites.index(name): node for node, name in link.names.items()}
+        self.claims: dict[int, str] = {}  # node -> the name that it gave
+
+    def refresh(self) -> None:
+        """Ask unknown nodes for their names, where keys do not tell."""
+        if self.authenticated:
+            return
+        online = self.link.nodes()
+        new = [node for node in online if node not in self.claims]
+        if not new:
+            return
+        ids = self.link.grid.push_messages([Letter(pack({"kind": "name"}), n, "query.name", ttl=20) for n in new])
+        waiting = dict(zip(ids, new, strict=True))
+        end = time.monotonic() + 10
+        while waiting and time.monotonic() < end:
+            for letter in self.link.grid.pull_messages(set(waiting)):
+                node = waiting.pop(letter.metadata.reply_to_message_id, None)
+                if node is None or letter.has_error():
+                    continue
+                try:
+                    name = str(unpack(letter.content, "a new site")[0].get("name"))
+                except PolyfedError:
+                    name = ""
+                self.claims[node] = name
+                seated = self.seats.get(self.sites.index(name)) if name in self.sites else None
+                if name in self.sites and seated not in online:
+                    self.seats[self.sites.index(name)] = node
+            time.sleep(0.05)
+
+
+@dataclass
+class Gathering:
+    """The sites introduce themselves."""
+
+    post: Post
+    run: Head
+    sites: list[str]
+    say: Callable[[str], None]
+    here: set[str] = field(default_factory=set)
+    told: int = -1
+
+    def wait(self, known: Met) -> Met:
+        """Wait until all sites have introduced themselves, or for some time until enough have.
+
+        Raises
+        ------
+        TooFewSites
+            When the time is over and too few have come.
+        """
+        new = [number for number, site in enumerate(self.sites) if site not in known]
+        questions = dict.fromkeys(new, lambda: ({"kind": "describe", "run": self.run}, b""))
+        exchange = Exchange(self.post, "query.describe", questions, lambda client, head, blob: (head, blob))
+        met = dict(known)
+        start = time.monotonic()
+        while True:
+            exchange.step()
+            met.update({self.sites[client]: answer for client, answer in exchange.answers.given.items()})
+            self.here = {site for site in met if self.post.seats.get(self.sites.index(site)) in exchange.online}
+            spent = time.monotonic() - start
+            self._report(self.post.wait - spent)
+            if len(self.here) + len(exchange.answers.failed) == len(self.sites):
+                break
+            if known and not exchange.open and len(self.here) >= self.post.min_sites:
+                break
+            # Whoever is connected and still at it may finish, within the deadline of any other exchange.
+            if spent > self.post.wait + (self.post.deadline if exchange.hopeful() else 0.0):
+                break
+            time.sleep(QUICK)
+        for why in exchange.answers.failed.values():
+            self.say(f"Not taking part: {why}")
+        if len(self.here) < self.post.min_sites:
+            away = ", ".join(site for site in self.sites if site not in self.here)
+            raise TooFewSites(
+                f"Only {len(self.here)} of the {self.post.min_sites} sites that are needed came ({away} did not): "
+                "start them with 'polyfed join', then 'polyfed serve' again. " + " ".join(exchange.answers.failed.values())
+            )
+        self.say(f"{len(self.here)} of {len(self.sites)} sites take part.")
+        return met
+
+    def _report(self, left: float) -> None:
+        away = [site for site in self.sites if site not in self.here]
+        if len(self.here) != self.told and away:
+            self.told = len(self.here)
+            patience = f"waiting up to {max(left, 0):.0f} s for {', '.join(away)}"
+            self.say(f"{self.told} of {len(self.sites)} sites are here; {patience}.")
+
+
+def _check(hosting: Hosting) -> tuple[ServerKeys | None, list[str]]:
+    """Refuse what is not safe or not possible; return keys and the sites' names."""
+    if hosting.keys is None:
+        if hosting.host not in LOOPBACK:
+            raise InputError(
+                f"Without keys a federation stays on this machine, but --host is {hosting.host}: make keys with "
+                "'polyfed keys init', or use --host 127.0.0.1 with --insecure."
+            )
+        keys, sites = None, list(hosting.sites)
+    else:
+        keys = read_server_keys(hosting.keys)
+        sites = list(keys.sites)
+    if not sites:
+        raise InputError("There are no sites: name them with --sites a,b,c.")
+    if hosting.min_sites is not None and not 1 <= hosting.min_sites <= len(sites):
+        raise InputError(f"--min-sites is {hosting.min_sites}, but there are {len(sites)} sites.")
+    if hosting.deadline <= 0 or hosting.wait < 0:
+        raise InputError("--deadline must be positive and --wait must not be negative.")
+    return keys, sites
+
+
+def start_directory(
+    method: Method,
+    settings: Settings,
+    out: Path,
+    sites: list[str],
+    feature_dim: int | None,
+    feature_adapter: str,
+    resume: bool,
+) -> tuple[RunDirectory, Head]:
+    """Create or open the run directory; return it with the settings that every message carries."""
+    config: dict[str, Any] = {
+        "method": method.name,
+        "label": method.name,
+        "options": {item.name: getattr(method, item.name) for item in fields(method)},
+        "sites": sites,
+        "rounds": settings.rounds,
+        "seed": settings.seed,
+        "training": asdict(settings.training),
+        "participation": asdict(settings.participation),
+        "evaluate_every": settings.evaluate_every,
+        "feature_dim": feature_dim,
+        "feature_adapter": feature_adapter,
+        "repeatable": False,
+        "engine": "flower",
+    }
+    if resume:
+        directory, earlier = RunDirectory.open(out)
+        for key in ("method", "options", "sites", "rounds", "seed", "training", "feature_dim"):
+            if earlier.get(key) != _plain(config[key]):
+                raise RunDirectoryError(
+                    f"Cannot continue {out}: its {key} was {earlier.get(key)!r}, now it is {config[key]!r}."
+                )
+        config["federation"] = earlier["federation"]
+    else:
+        config["federation"] = secrets.token_hex(8)
+        directory = RunDirectory.create(out, config)
+    plan = method.plan()
+    keys = ("federation", "method", "options", "seed", "training", "feature_dim", "feature_adapter")
+    rounds = plan.rounds if plan.rounds is not None else settings.rounds
+    return directory, {**{key: config[key] for key in keys}, "rounds": rounds, "public_classes": None}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _save_roster(out: Path, met: Met) -> None:
+    """Keep the introductions: a resumed run must lay out the same tensors, also for a site that is away then."""
+    tree = {
+        site: {"head": head, "blob": torch.frombuffer(bytearray(blob), dtype=torch.uint8) if blob else None}
+        for site, (head, blob) in met.items()
+    }
+    write_atomic(out / "sites.safetensors", pack_tree(tree))
+
+
+def _load_roster(out: Path) -> Met:
+    path = out / "sites.safetensors"
+    if not path.is_file():
+        return {}
+    tree = unpack_tree(path.read_bytes(), str(path))
+    return {
+        site: (item["head"], b"" if item["blob"] is None else item["blob"].numpy().tobytes())
+        for site, item in tree.items()
+    }
+
+
+def _result(
+    federation: LiveFederation,
+    infos: Mapping[int, ClientInfo],
+    first: Head,
+    history: list[Line],
+    directory: RunDirectory,
+) -> Result:
+    ordered = [infos[client] for client in sorted(infos)]
+    result = Result(
+        method=federation.method.name,
+        seed=federation.settings.seed,
+        rounds=federation.rounds,
+        history=history,
+        cost=federation.meter,
+        architectures=[info.architecture for info in ordered],
+        samples=[info.samples for info in ordered],
+        server_model=federation.server.models.get("main"),
+        directory=directory.path,
+    )
+    result.parameters = [info.parameters for info in ordered]
+    result.class_names = list(first["class_names"])
+    result.server = federation.server
+    result.save(directory.path)
+    return result

@@ -1,0 +1,38 @@
+"""What a client does with a message: take it in, work through its stages, answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from polyfed.core.message import Message
+from polyfed.core.method import Method, Step
+from polyfed.core.party import Context, Party, load_state
+from polyfed.core.runner import run_stage
+
+Run = Callable[[Any, Party, Context, str], float]
+
+
+def receive(party: Party, message: Message) -> None:
+    """Put a message into the inbox and load the states of models that the party has."""
+    party.inbox = message
+    for name, state in message.params.items():
+        if name in party.models:
+            load_state(party.models[name], state)
+
+
+def drive(method: Method, party: Party, step: Step, ctx: Context, run: Run = run_stage) -> tuple[Message, float]:
+    """Run a client's work of one step: every stage it yields, in order. Returns its reply and the last mean loss."""
+    work = method.local(party, step, ctx)
+    if work is None or isinstance(work, Message):  # a step without training need not be a generator
+        return work or Message(), 0.0
+    loss = 0.0
+    number = 0
+    try:
+        stage = next(work)
+        while True:
+            loss = run(stage, party, ctx, f"{step.name}/{number}")
+            number += 1
+            stage = work.send(loss)
+    except StopIteration as finished:
+        return finished.value or Message(), loss

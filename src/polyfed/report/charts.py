@@ -1,0 +1,410 @@
+"""Every chart of the report as plain data: what is drawn, not how. `draw` and `static` turn it into figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from polyfed.core.errors import InputError, unknown
+from polyfed.report import statistics as numbers
+from polyfed.report.runs import LOCAL, POOLED, REFERENCES, Point, Study
+from polyfed.report.style import BLACK, GREY, SYMBOLS, Look, looks, tier_colours
+from polyfed.tables import amount
+
+MOST_POINTS = 1000  # points of one method in a chart of clients: more are thinned evenly by rank
+MOST_CLIENTS = 100  # columns of the chart of the split
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis: `unit` is %, B, s or nothing; `ticks` name the positions 0, 1, 2, ..."""
+
+    title: str
+    unit: str = ""
+    log: bool = False
+    ticks: tuple[str, ...] = ()
+    zero: bool = False  # draw a line at zero
+    range: tuple[float, float] = (1.0, 10.0)  # of the values; used where the axis is logarithmic
+    limits: tuple[float, float] | None = None  # what is shown; None: whatever fits
+
+
+@dataclass(frozen=True)
+class Series:
+    """One entry of the legend: lines, points, bars or bubbles."""
+
+    name: str
+    x: list[float]
+    y: list[float]
+    look: Look = field(default_factory=Look)
+    kind: str = "lines"  # lines | points | bars | bubbles | steps
+    band: tuple[list[float], list[float]] | None = None  # lowest and highest, around y
+    error_x: list[float] | None = None  # half widths
+    error_y: list[float] | None = None
+    sizes: list[float] | None = None  # diameters of bubbles in pixels
+    text: list[str] | None = None  # shown when the pointer is on a point
+    labels: list[str] | None = None  # written beside the points
+    above: bool = True  # where: above or below the point,
+    left: bool = True  # left or right of it
+    legend: bool = True
+
+
+@dataclass(frozen=True)
+class Level:
+    """A dashed horizontal line with a name: a reference."""
+
+    value: float
+    name: str
+    look: Look
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart, ready to be drawn."""
+
+    name: str
+    title: str
+    x: Axis
+    y: Axis
+    series: list[Series]
+    levels: list[Level] = field(default_factory=list)
+    note: str = ""  # what the reader must know to read it
+    height: int = 380
+
+
+def curves(study: Study, by: str = "rounds") -> Chart:
+    """Accuracy by round, by bytes or by seconds, with a band from the lowest to the highest seed."""
+    value: Callable[[Point], float] = {
+        "rounds": lambda point: point.round,
+        "bytes": lambda point: point.bytes,
+        "seconds": lambda point: point.seconds,
+    }[by]
+    styles = looks(study.labels)
+    series, levels = [], []
+    for label, runs in study.runs.items():
+        if by == "bytes" and all(point.bytes == 0 for run in runs for point in run.curve()):
+            final = fmean(run.curve()[-1].accuracy for run in runs)
+            levels.append(Level(100 * final, f"{label} (sends nothing)", styles[label]))
+            continue
+        steps = list(zip(*(run.curve() for run in runs), strict=False))  # seeds of a method measure the same rounds
+        steps = [step for step in steps if by != "bytes" or fmean(point.bytes for point in step) > 0]
+        x = [fmean(value(point) for point in step) for step in steps]
+        y = [100 * fmean(point.accuracy for point in step) for step in steps]
+        low = [100 * min(point.accuracy for point in step) for step in steps]
+        high = [100 * max(point.accuracy for point in step) for step in steps]
+        text = [
+            f"{label}, round {step[0].round}: {mean:.1f} %"
+            + (f" ({a:.1f} to {b:.1f})" if len(runs) > 1 else "")
+            + f"<br>{amount(fmean(p.bytes for p in step))} a client, {fmean(p.seconds for p in step):.1f} s"
+            for step, mean, a, b in zip(steps, y, low, high, strict=True)
+        ]
+        band = (low, high) if len(runs) > 1 else None
+        series.append(Series(label, x, y, styles[label], band=band, text=text))
+    axes = {
+        "rounds": Axis("round"),
+        "bytes": _cost_axis("bytes sent and received by a client", "B", [x for one in series for x in one.x if x]),
+        "seconds": Axis("seconds, without measuring", "s"),
+    }
+    names = {"rounds": "round", "bytes": "bytes", "seconds": "time"}
+    bands = "Line: mean over seeds; band: lowest to highest seed. " if any(s.band for s in series) else ""
+    note = bands + "Mean accuracy of the clients' models on the common test set."
+    return Chart(f"curves-{by}", f"Accuracy by {names[by]}", axes[by], Axis("accuracy", "%"), series, levels, note, 420)
+
+
+def _accuracy_axis(series: Sequence[Series]) -> Axis:
+    """Return an axis of accuracies that never leaves 0 to 100 %, however wide an interval of few seeds is."""
+    ends = [
+        value + side * half
+        for one in series
+        for value, half in zip(one.y, one.error_y or [0.0] * len(one.y), strict=True)
+        for side in (-1, 1)
+    ]
+    return Axis("accuracy", "%", limits=(max(0.0, min(ends)) - 3, min(100.0, max(ends)) + 3)) if ends else Axis("")
+
+
+def _cost_axis(title: str, unit: str, values: Sequence[float]) -> Axis:
+    """Return an axis of costs, logarithmic where they spread so far that only that shows them all."""
+    wide = bool(values) and min(values) > 0 and max(values) > 12 * min(values)
+    return Axis(title, unit, log=wide, range=(min(values), max(values)) if wide else (1.0, 10.0))
+
+
+def cost_frontier(study: Study, by: str = "bytes") -> Chart:
+    """Accuracy against cost at the end; a line joins the methods that nobody beats at their price."""
+    styles = looks(study.labels)
+    rows = [row for row in numbers.leaderboard(study) if not (row.method == POOLED or (by == "bytes" and not row.cost))]
+    cost = {row.method: row.cost if by == "bytes" else row.seconds for row in rows}
+    accuracy = {row.method: row.accuracy for row in rows}
+    kept = numbers.frontier([(name, cost[name], accuracy[name].mean) for name in cost])
+    series = []
+    if len(kept) > 1:
+        x, y = [cost[name] for name in kept], [100 * accuracy[name].mean for name in kept]
+        series.append(Series("frontier", x, y, Look(GREY), "steps", legend=False))
+    order = sorted(cost, key=lambda name: cost[name])
+    for place, name in enumerate(order):  # names of neighbours alternate above and below, to the inside at the ends
+        half = accuracy[name].half
+        price = amount(cost[name]) if by == "bytes" else f"{cost[name]:.1f} s"
+        series.append(
+            Series(
+                name,
+                [cost[name]],
+                [100 * accuracy[name].mean],
+                styles[name],
+                "points",
+                error_y=None if half is None else [100 * half],
+                text=[f"{name}: {100 * accuracy[name].mean:.1f} % for {price}"],
+                labels=[name],
+                above=place % 2 == 0,
+                left=place > (len(order) - 1) / 2,
+                legend=False,
+            )
+        )
+    levels = [
+        Level(100 * row.accuracy.mean, row.method, styles[row.method])
+        for row in numbers.leaderboard(study)
+        if row.method in REFERENCES and row.method not in cost
+    ]
+    titles = {"bytes": ("bytes sent and received by a client", "B"), "seconds": ("seconds in all", "s")}
+    axis = _cost_axis(*titles[by], list(cost.values()))
+    note = "Up and to the left is better. The grey steps join the methods that no cheaper one beats."
+    if any(one.error_y for one in series):
+        note += " Bars: 95 % intervals over seeds."
+    everything = [*series, Series("levels", [], [level.value for level in levels])]
+    return Chart(f"frontier-{by}", "Accuracy against cost", axis, _accuracy_axis(everything), series, levels, note)
+
+
+def gains(study: Study) -> Chart:
+    """Gain of every client over training alone, one row per method, coloured by network size."""
+    labels = [label for label in study.labels if label != LOCAL]
+    if LOCAL not in study.runs or not labels:
+        raise InputError("Gains need runs of 'local' on the same splits: add it to the comparison.")
+    names = numbers.architectures(study)
+    points: dict[str, list[tuple[float, float, str]]] = {name: [] for name in names}
+    averages: list[tuple[float, int, numbers.Estimate]] = []
+    thinned = False
+    for row, label in enumerate(reversed(labels)):
+        found = sorted(numbers.client_gains(study, label), key=lambda item: item[2])
+        if not found:
+            continue
+        step = max(1, -(-len(found) // MOST_POINTS))
+        thinned |= step > 1
+        for place, (run, client, gain) in enumerate(found[::step]):
+            offset = 0.52 * (place * 0.618034 % 1 - 0.5)  # spread evenly, the same at every drawing
+            text = (
+                f"{label}: client {client} (seed {run.seed}), {run.architectures[client]}<br>"
+                f"{100 * gain:+.1f} points, now {100 * run.per_client[client]:.1f} %"
+            )
+            points[run.architectures[client]].append((100 * gain, row + offset, text))
+        mean = numbers.difference(study, label, LOCAL)
+        if mean is not None:
+            averages.append((100 * mean.mean, row, mean))
+    series = [
+        Series(
+            name,
+            [p[0] for p in points[name]],
+            [p[1] for p in points[name]],
+            Look(colour, SYMBOLS[place % len(SYMBOLS)]),
+            "points",
+            text=[p[2] for p in points[name]],
+        )
+        for place, (name, colour) in enumerate(zip(names, tier_colours(len(names)), strict=True))
+        if points[name]
+    ]
+    errors = [100 * (mean.half or 0.0) for _, _, mean in averages]
+    series.append(
+        Series(
+            "mean",
+            [x for x, _, _ in averages],
+            [y for _, y, _ in averages],
+            Look(BLACK, "line-ns"),
+            "points",
+            error_x=errors if any(errors) else None,
+            text=[f"mean gain {x:+.1f} points" for x, _, _ in averages],
+        )
+    )
+    note = "One point per client and seed, coloured by network from smallest to largest; left of zero a client lost."
+    note += " Each method shows at most a thousand clients, spread evenly by rank." if thinned else ""
+    axis = Axis("gain over training alone, percentage points", zero=True)
+    height = 130 + 62 * len(labels)
+    return Chart(
+        "gains", "Gain of each client", axis, Axis("", ticks=tuple(reversed(labels))), series, [], note, height
+    )
+
+
+def capacity(study: Study) -> Chart:
+    """Accuracy of each method by architecture, smallest network first."""
+    names = numbers.architectures(study)
+    styles = looks(study.labels)
+    width = 0.7 / max(1, len(study.labels))
+    series = []
+    for place, label in enumerate(study.labels):
+        found = numbers.tiers(study, label)
+        offset = (place - (len(study.labels) - 1) / 2) * width
+        series.append(
+            Series(
+                label,
+                [names.index(tier.architecture) + offset for tier in found],
+                [100 * tier.accuracy.mean for tier in found],
+                styles[label],
+                "points",
+                error_y=[100 * (tier.accuracy.half or 0.0) for tier in found] if len(study.runs[label]) > 1 else None,
+                text=[
+                    f"{label}, {tier.architecture}: {100 * tier.accuracy.mean:.1f} %"
+                    + (f"<br>{100 * tier.gain.mean:+.1f} points over training alone" if tier.gain else "")
+                    for tier in found
+                ],
+            )
+        )
+    sizes = {tier.architecture: tier.parameters for label in study.labels for tier in numbers.tiers(study, label)}
+    ticks = tuple(f"{name}<br>{count(sizes[name])}" if sizes.get(name) else name for name in names)
+    note = "Networks from the smallest to the largest; mean over their clients" + (
+        ", bars: 95 % intervals over seeds." if any(one.error_y for one in series) else "."
+    )
+    return Chart("tiers", "Accuracy by network", Axis("", ticks=ticks), _accuracy_axis(series), series, [], note)
+
+
+def count(parameters: int | None) -> str:
+    """Return a number of parameters for people."""
+    if not parameters:
+        return ""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if parameters >= size:
+            return f"{parameters / size:.3g}{unit} parameters"
+    return f"{parameters} parameters"
+
+
+def split(study: Study) -> Chart:
+    """Bubbles: how many samples of each class each client holds (first seed)."""
+    counts, names = label_counts(study)
+    shown = counts[:MOST_CLIENTS]
+    largest = max((value for row in shown for value in row), default=1) or 1
+    cells = [(client, label, value) for client, row in enumerate(shown) for label, value in enumerate(row) if value]
+    widest = max(7.0, min(26.0, 620 / max(1, len(shown))))
+    bubbles = Series(
+        "samples",
+        [client for client, _, _ in cells],
+        [label for _, label, _ in cells],
+        Look("#0072b2"),
+        "bubbles",
+        sizes=[max(1.5, widest * (value / largest) ** 0.5) for _, _, value in cells],
+        text=[f"client {client}, class {names[label]}: {value} samples" for client, label, value in cells],
+        legend=False,
+    )
+    note = f"Area: number of samples; the largest circle is {largest} samples of one class. Seed {study.all[0].seed}."
+    if len(counts) > len(shown):
+        note += f" The first {len(shown)} of {len(counts)} clients."
+    y = Axis("class", ticks=tuple(names)) if len(names) <= 40 else Axis("class")
+    height = min(640, 120 + 24 * min(len(names), 40))
+    return Chart("split", "Classes by client", _clients(len(shown)), y, [bubbles], [], note, height)
+
+
+def sizes(study: Study) -> Chart:
+    """Bars: how many training samples each client holds (first seed)."""
+    run = study.all[0]
+    found = run.summary["samples"][:MOST_CLIENTS]
+    text = [f"client {client}: {value} samples, {run.architectures[client]}" for client, value in enumerate(found)]
+    bars = Series("samples", list(range(len(found))), list(found), Look("#56b4e9"), "bars", text=text, legend=False)
+    return Chart("sizes", "Samples by client", _clients(len(found)), Axis("samples"), [bars], [], "", 190)
+
+
+def evenness(study: Study) -> Chart:
+    """Bars: label entropy of each client, 1 for even classes and 0 for a single one (first seed)."""
+    counts, _ = label_counts(study)
+    found = [numbers.entropy(row) for row in counts[:MOST_CLIENTS]]
+    text = [f"client {client}: entropy {value:.2f}" for client, value in enumerate(found)]
+    bars = Series("entropy", list(range(len(found))), found, Look("#cc79a7"), "bars", text=text, legend=False)
+    note = "Entropy of a client's labels relative to equal classes: 1 is even, 0 is a single class."
+    return Chart("entropy", "Label entropy by client", _clients(len(found)), Axis("entropy"), [bars], [], note, 190)
+
+
+def label_counts(study: Study) -> tuple[list[list[int]], list[str]]:
+    """Return samples by client and class, and the names of the classes, of the first seed.
+
+    Raises
+    ------
+    InputError
+        When the runs do not hold them.
+    """
+    summary = study.all[0].summary
+    counts = summary.get("label_counts") or []
+    if not counts:
+        raise InputError("These runs do not say which classes their clients hold: run them again with this version.")
+    names = summary.get("class_names") or []
+    return counts, list(names) if len(names) == len(counts[0]) else [str(n) for n in range(len(counts[0]))]
+
+
+def _clients(number: int) -> Axis:
+    return Axis("client", ticks=tuple(str(n) for n in range(number)) if number <= 20 else ())
+
+
+def wire(study: Study) -> Chart:
+    """Bytes of a client by direction and kind, one row per method and direction."""
+    found = {label: numbers.wire(study, label) for label in study.labels}
+    rows = [
+        (label, direction)
+        for label in study.labels
+        for direction in ("up", "down")
+        if any(line[1] == direction for line in found[label])
+    ]
+    if not rows:
+        raise InputError("Nothing crossed the wire in these runs.")
+    rows.reverse()
+    kinds = list(dict.fromkeys(kind_name(kind) for lines in found.values() for _, _, kind, _ in lines))
+    styles = looks([f"kind {place}" for place in range(len(kinds))])
+    series = []
+    for kind, look in zip(kinds, styles.values(), strict=True):
+        cells = [
+            (
+                size,
+                rows.index((label, direction)),
+                f"{label}, phase {step}, {_verb(direction)}: {kind}, {amount(size)} a client",
+            )
+            for label in study.labels
+            for step, direction, name, size in found[label]
+            if kind_name(name) == kind
+        ]
+        series.append(
+            Series(kind, [c[0] for c in cells], [c[1] for c in cells], look, "points", text=[c[2] for c in cells])
+        )
+    ticks = tuple(f"{label} {_verb(direction)}" for label, direction in rows)
+    x = _cost_axis("bytes of a client in all", "B", [value for one in series for value in one.x])
+    note = "Payload of the messages by kind, mean over clients and seeds; wire framing is not included."
+    return Chart("wire", "What crossed the wire", x, Axis("", ticks=ticks), series, [], note, 130 + 34 * len(rows))
+
+
+def _verb(direction: str) -> str:
+    return "sent" if direction == "up" else "received"
+
+
+def kind_name(kind: str) -> str:
+    """Return what `params/main`, `data/logits` or `meta` is called for people."""
+    group, _, name = kind.partition("/")
+    model = "parameters" if name == "main" else f"parameters of {name}"
+    return {"params": model, "meta": "single numbers"}.get(group, name or group)
+
+
+KINDS: dict[str, Callable[[Study], Chart]] = {
+    "curves": curves,
+    "curves-bytes": lambda study: curves(study, "bytes"),
+    "curves-seconds": lambda study: curves(study, "seconds"),
+    "frontier": cost_frontier,
+    "frontier-seconds": lambda study: cost_frontier(study, "seconds"),
+    "gains": gains,
+    "tiers": capacity,
+    "split": split,
+    "sizes": sizes,
+    "entropy": evenness,
+    "wire": wire,
+}
+
+
+def chart(study: Study, kind: str) -> Chart:
+    """Return one chart of a study.
+
+    Raises
+    ------
+    InputError
+        For an unknown kind, or one that these runs cannot show.
+    """
+    if kind not in KINDS:
+        raise unknown("chart", kind, KINDS)
+    return KINDS[kind](study)

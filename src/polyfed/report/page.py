@@ -1,0 +1,168 @@
+"""The page: sections, charts and tables in one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from polyfed.core.errors import InputError
+from polyfed.report import again, charts, tables, words
+from polyfed.report.draw import to_plotly
+from polyfed.report.runs import LOCAL, Run, Study
+from polyfed.report.style import dark_colours
+from polyfed.result import PACKAGES
+
+
+def render(study: Study, targets: Sequence[float] | None = None) -> str:
+    """Return the page as text."""
+    drawn: dict[str, charts.Chart] = {}
+    missing: dict[str, str] = {}
+    for kind in charts.KINDS:
+        try:
+            drawn[kind] = charts.chart(study, kind)
+        except InputError as error:
+            missing[kind] = str(error)
+    figures = {kind: _json_figure(chart) for kind, chart in drawn.items()}
+    answer = words.answer(study)
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(_asset("page.html"))
+    return template.render(
+        title=_title(study),
+        facts=_facts(study),
+        answer=answer,
+        tables={
+            "leaderboard": tables.leaderboard(study),
+            "targets": tables.targets(study, targets),
+            "fairness": tables.fairness(study),
+            "wire": tables.wire(study),
+        },
+        charts=drawn,
+        missing=missing,
+        baseline=tables.statistics.baseline(study),
+        local=LOCAL in study.runs,
+        seeds=study.seeds,
+        settings=_settings(study),
+        options=_options(study),
+        versions=_versions(study),
+        commands=again.commands(study),
+        config=json.dumps(study.experiment or study.all[0].config, indent=2, sort_keys=True),
+        style=Markup(_asset("page.css")),
+        script=Markup(_asset("page.js")),
+        data=_embed({"figures": figures, "dark": dark_colours()}),
+        plotly=Markup(_plotly()),
+    )
+
+
+def _asset(name: str) -> str:
+    return files("polyfed.report").joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def _plotly() -> str:
+    """Return plotly.js, compressed: 4.8 MB become 2, and the page stays far below 5 MB. The browser unpacks it."""
+    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode()
+
+
+def _embed(value: Any) -> Markup:
+    """Return JSON that may stand inside a script element, whatever names people chose."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def _json_figure(chart: charts.Chart) -> dict[str, Any]:
+    figure: dict[str, Any] = to_plotly(chart).to_plotly_json()
+    figure["layout"].pop("title", None)  # the page has its own headings
+    figure["layout"].pop("template", None)
+    return dict(json.loads(json.dumps(_rounded({"data": figure["data"], "layout": figure["layout"]}), default=list)))
+
+
+def _rounded(value: Any) -> Any:
+    """Keep six digits: enough for any screen, and a third of the bytes."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+# --- words and settings ---
+
+
+def _title(study: Study) -> str:
+    names = dict.fromkeys(_data_name(run) for run in study.all)
+    what = study.labels[0] if len(study.labels) == 1 else f"{len(study.labels)} methods"
+    return f"{', '.join(names)}: {what}, {study.all[0].clients} clients"
+
+
+def _data_name(run: Run) -> str:
+    recipe = run.config.get("clients") or {}
+    return str((recipe.get("data") or {}).get("source") or "own data")
+
+
+def _facts(study: Study) -> str:
+    run = study.all[0]
+    recipe = run.config.get("clients") or {}
+    parts = [f"{len(study.seeds)} seed{'s' if len(study.seeds) > 1 else ''}", f"{run.summary['rounds']} rounds"]
+    if recipe.get("by"):
+        parts.insert(0, f"split {recipe['by']}")
+    kinds = len(set(run.architectures))
+    parts.append(f"{kinds} different networks" if kinds > 1 else run.architectures[0])
+    total = sum(run.summary["samples"])
+    parts.append(f"{total:,} training samples".replace(",", " "))  # a narrow space: 10 000
+    return " · ".join(parts)
+
+
+def _settings(study: Study) -> list[tuple[str, str]]:
+    """Return what all runs have in common, one line each."""
+    shown: list[tuple[str, Callable[[Run], Any]]] = [
+        ("data", _data_name),
+        ("clients", lambda run: run.clients),
+        ("partition", lambda run: (run.config.get("clients") or {}).get("by")),
+        ("public data", lambda run: (run.config.get("clients") or {}).get("public")),
+        ("networks", lambda run: ", ".join(dict.fromkeys(run.architectures))),
+        ("rounds", lambda run: run.summary["rounds"]),
+        ("participation", lambda run: (run.config.get("participation") or {}).get("share")),
+        ("training", lambda run: _training(run.config.get("training") or {})),
+    ]
+    lines = []
+    for name, read in shown:
+        values = dict.fromkeys(str(read(run)) for run in study.all if read(run) is not None)
+        if values:
+            lines.append((name, "; ".join(values)))
+    lines.append(("seeds", ", ".join(str(seed) for seed in study.seeds)))
+    return lines
+
+
+def _training(training: dict[str, Any]) -> str | None:
+    if not training:
+        return None
+    text = f"{training['epochs']} epochs of batches of {training['batch_size']}, {training['optimizer']}, "
+    text += f"learning rate {training['lr']}"
+    return text + "".join(f", {key.replace('_', ' ')} {training[key]}" for key in ("momentum", "clip") if training[key])
+
+
+def _options(study: Study) -> list[tuple[str, str]]:
+    rows = []
+    for label, runs in study.runs.items():
+        options = runs[0].config.get("options") or {}
+        text = ", ".join(f"{key} = {value}" for key, value in options.items())
+        rows.append((label, text or "no options"))
+    return rows
+
+
+def _versions(study: Study) -> list[tuple[str, str]]:
+    found: dict[str, dict[str, None]] = {}
+    for run in study.all:
+        for package, version in run.summary.get("versions", {}).items():
+            found.setdefault(package, {})[version] = None
+    order = ["polyfed", "python", *PACKAGES]
+    return [(name, ", ".join(found[name])) for name in dict.fromkeys(order) if name in found]

@@ -1,0 +1,221 @@
+"""What the report is made of: finished runs, read from their directories or taken from memory, grouped by method."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from polyfed.core.errors import InputError
+
+if TYPE_CHECKING:
+    from polyfed.result import Result
+
+LOCAL, POOLED = "local", "centralized"  # the two references: training alone, and all data in one place
+REFERENCES = (LOCAL, POOLED)
+DEPTH = 3  # folders below a given one in which runs are looked for (a comparison keeps METHOD/seed-N)
+
+
+@dataclass(frozen=True)
+class Point:
+    """The state of a run after a measured round."""
+
+    round: int
+    accuracy: float  # mean over clients
+    worst: float
+    bytes: float  # sent and received by a client so far, mean over clients
+    seconds: float  # so far, without measuring
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished run: the content of its `config.json`, `history.jsonl` and `result.json`."""
+
+    label: str
+    seed: int
+    summary: dict[str, Any]
+    history: list[dict[str, Any]]
+    config: dict[str, Any]
+    path: Path | None = None
+
+    @cached_property
+    def per_client(self) -> list[float]:
+        """Final accuracy of every client; of one that was away, the last one measured."""
+        final = list(self.summary["accuracy"]["per_client"])
+        if len(final) == self.clients:
+            return final
+        known = dict.fromkeys(range(self.clients), fmean(final))
+        for line in self.history:
+            accuracy = line.get("accuracy", {})
+            known.update(
+                zip(accuracy.get("clients", range(self.clients)), accuracy.get("per_client", []), strict=False)
+            )
+        return list(known.values())
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are."""
+        return len(self.summary["architectures"])
+
+    @cached_property
+    def architectures(self) -> list[str]:
+        """The network of every client."""
+        return list(self.summary["architectures"])
+
+    @property
+    def split(self) -> tuple[int, str]:
+        """What two runs must share for their difference to mean something: seed and data split."""
+        return self.seed, str(self.config.get("fingerprint", ""))
+
+    def per_client_bytes(self, direction: str) -> float:
+        """Return the bytes that a client sent (`up`) or received (`down`), mean over clients."""
+        return float(self.summary["cost"][f"bytes_{direction}"]) / self.clients
+
+    def curve(self) -> list[Point]:
+        """Return the measured rounds with what had been spent until then."""
+        spent = list(accumulate(line["bytes_up"] + line["bytes_down"] for line in self.history))
+        times = accumulate(line["seconds"]["total"] - line["seconds"].get("evaluate", 0.0) for line in self.history)
+        points: dict[int, Point] = {}
+        for line, total, seconds in zip(self.history, spent, times, strict=True):
+            if "accuracy" not in line:
+                continue
+            measured = line["accuracy"]["per_client"]  # some clients may have been away
+            values = measured if "clients" in line["accuracy"] else self._of_clients(measured)
+            number = int(line["round"])  # a phase after the rounds replaces the last round's point
+            points[number] = Point(number, fmean(values), min(values), total / self.clients, seconds)
+        return list(points.values())
+
+    def _of_clients(self, values: Sequence[float]) -> Sequence[float]:
+        """Give every client the value of its architecture where all data was in one place."""
+        if len(values) == self.clients:
+            return values
+        order = list(dict.fromkeys(self.architectures))
+        return [values[order.index(architecture)] for architecture in self.architectures]
+
+
+@dataclass
+class Study:
+    """Runs to be looked at together."""
+
+    runs: dict[str, list[Run]]  # by method, each sorted by seed
+    experiment: dict[str, Any] | None = None  # of a comparison: what `polyfed compare` was asked
+    notes: list[str] = field(default_factory=list)  # what the reader must know about these runs
+
+    @property
+    def labels(self) -> list[str]:
+        """The methods, references included."""
+        return list(self.runs)
+
+    @property
+    def contenders(self) -> list[str]:
+        """The methods that exchange something: neither training alone nor all data in one place."""
+        return [label for label in self.runs if label not in REFERENCES]
+
+    @property
+    def all(self) -> list[Run]:
+        """Every run."""
+        return [run for runs in self.runs.values() for run in runs]
+
+    @property
+    def seeds(self) -> list[int]:
+        """All seeds."""
+        return sorted({run.seed for run in self.all})
+
+    def partner(self, run: Run, label: str) -> Run | None:
+        """Return the run of another method on the same split with the same seed."""
+        return next((other for other in self.runs.get(label, []) if other.split == run.split), None)
+
+
+def study(source: Any) -> Study:
+    """Return a study of whatever was given: a path, a result, or several of them.
+
+    Raises
+    ------
+    InputError
+        When there is no finished run in it.
+    """
+    if isinstance(source, Study):
+        return source
+    items = [source] if isinstance(source, str | Path) or not isinstance(source, Iterable) else list(source)
+    runs: list[Run] = []
+    notes: list[str] = []
+    experiment: dict[str, Any] | None = None
+    order: list[str] = []
+    for item in items:
+        if isinstance(item, str | Path):
+            path = Path(item)
+            found, unfinished = _read(path)
+            runs += found
+            notes += [f"{folder} is not finished and was left out." for folder in unfinished]
+            if (path / "comparison.json").is_file():
+                comparison = _json(path / "comparison.json")
+                experiment = comparison["experiment"] if len(items) == 1 else None
+                order += [row["method"] for row in comparison["rows"]]
+        else:
+            runs.append(from_result(item))
+    if not runs:
+        where = ", ".join(str(item) for item in items) or "nothing"
+        stopped = f" ({len(notes)} are not finished: continue them with 'polyfed resume')" if notes else ""
+        raise InputError(f"No finished run in {where}{stopped}: name the --out of a run or a comparison.")
+    return _group(runs, order, experiment, notes)
+
+
+def from_result(result: Result) -> Run:
+    """Return a run from a result in memory."""
+    summary = json.loads(json.dumps(result.summary(), default=str))
+    return Run(result.method, result.seed, summary, result.history, dict(result.config), result.directory)
+
+
+def read_run(path: Path) -> Run:
+    """Read one run directory."""
+    config = _json(path / "config.json")
+    try:
+        lines = [json.loads(line) for line in (path / "history.jsonl").read_text().splitlines()]
+    except (OSError, ValueError) as error:
+        raise InputError(f"Cannot read {path / 'history.jsonl'}: {error}.") from error
+    summary = _json(path / "result.json")
+    return Run(config.get("label", summary["method"]), summary["seed"], summary, lines, config, path)
+
+
+def _read(path: Path) -> tuple[list[Run], list[Path]]:
+    """Return the finished runs in a folder and the folders of unfinished ones."""
+    if not path.exists():
+        raise InputError(f"There is no {path}: name the --out of a run or a comparison.")
+    folders = [path] if (path / "config.json").is_file() else []
+    for depth in range(1, DEPTH + 1):
+        folders += sorted(file.parent for file in path.glob("/".join(["*"] * depth) + "/config.json"))
+    finished = [folder for folder in folders if (folder / "result.json").is_file()]
+    return [read_run(folder) for folder in finished], [folder for folder in folders if folder not in finished]
+
+
+def _group(runs: list[Run], order: list[str], experiment: dict[str, Any] | None, notes: list[str]) -> Study:
+    grouped: dict[str, list[Run]] = {}
+    for run in runs:
+        label = run.label
+        if any(other.split == run.split for other in grouped.get(label, [])):  # the same method twice: two rows
+            label = f"{run.label} ({run.path.name if run.path else len(grouped)})"
+        grouped.setdefault(label, []).append(run)
+
+    def place(label: str) -> tuple[int, int]:
+        known = order.index(label) if label in order else len(order)
+        return {LOCAL: 0, POOLED: 2}.get(label, 1), known
+
+    ordered = {label: sorted(grouped[label], key=lambda run: run.seed) for label in sorted(grouped, key=place)}
+    splits = {frozenset(run.split for run in found) for found in ordered.values()}
+    if len(splits) > 1:
+        notes.append(
+            "Not all methods ran on the same seeds and splits: differences between two methods use the runs they share."
+        )
+    return Study(ordered, experiment, notes)
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"Cannot read {path}: {error}.") from error

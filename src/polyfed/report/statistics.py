@@ -1,0 +1,312 @@
+"""The numbers of the report, from runs: means and intervals, gains, fairness, rounds to a target, the cost frontier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import ceil, floor, log
+from statistics import fmean, stdev
+from typing import Any
+
+from polyfed.report.runs import LOCAL, POOLED, Run, Study
+
+LEVEL = 0.95  # of every confidence interval
+BASELINE = "fedavg"  # what the "speed" of a method is compared with, where it took part
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Mean over seeds and half the width of its confidence interval (None: a single seed has none)."""
+
+    mean: float
+    half: float | None = None
+    seeds: int = 1
+
+    @property
+    def low(self) -> float:
+        """Lower end of the interval."""
+        return self.mean - (self.half or 0.0)
+
+    @property
+    def high(self) -> float:
+        """Upper end of the interval."""
+        return self.mean + (self.half or 0.0)
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval exists and leaves out zero."""
+        return self.half is not None and (self.low > 0 or self.high < 0)
+
+
+def estimate(values: Sequence[float]) -> Estimate | None:
+    """Return the mean and its t interval over seeds (None for no values)."""
+    if not values:
+        return None
+    if len(values) == 1:
+        return Estimate(values[0])
+    half = quantile(len(values) - 1) * stdev(values) / len(values) ** 0.5
+    return Estimate(fmean(values), half, len(values))
+
+
+@cache
+def quantile(freedom: int) -> float:
+    """Return the two-sided quantile of Student's t distribution at the level of the report."""
+    from scipy.stats import t
+
+    return float(t.ppf((1 + LEVEL) / 2, freedom))
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One row of the leaderboard."""
+
+    method: str
+    seeds: int
+    accuracy: Estimate
+    worst: Estimate
+    decile: Estimate
+    shared: Estimate | None  # the global model, where the method makes one
+    gain: Estimate | None  # over training alone, paired by seed and split
+    gap: Estimate | None  # to all data in one place, paired likewise
+    up: float  # bytes sent by a client in all
+    down: float
+    memory: float
+    seconds: float
+
+    @property
+    def cost(self) -> float:
+        """Bytes sent and received by a client."""
+        return self.up + self.down
+
+
+def leaderboard(study: Study) -> list[Standing]:
+    """Return one row per method, in the order of the study."""
+    return [_standing(study, label, runs) for label, runs in study.runs.items()]
+
+
+def _standing(study: Study, label: str, runs: Sequence[Run]) -> Standing:
+    return Standing(
+        method=label,
+        seeds=len(runs),
+        accuracy=_known([run.summary["accuracy"]["mean"] for run in runs]),
+        worst=_known([min(run.per_client) for run in runs]),
+        decile=_known([worst_decile(run.per_client) for run in runs]),
+        shared=estimate([g for run in runs if (g := run.summary["accuracy"].get("global")) is not None]),
+        gain=None if label == LOCAL else difference(study, label, LOCAL),
+        gap=None if label == POOLED else difference(study, label, POOLED),
+        up=fmean(run.per_client_bytes("up") for run in runs),
+        down=fmean(run.per_client_bytes("down") for run in runs),
+        memory=max(run.summary["cost"]["peak_memory"] for run in runs),
+        seconds=fmean(run.summary["cost"]["seconds"]["total"] for run in runs),
+    )
+
+
+def _known(values: Sequence[float]) -> Estimate:
+    found = estimate(values)
+    assert found is not None
+    return found
+
+
+def difference(study: Study, label: str, other: str) -> Estimate | None:
+    """Return how much better a method is than another, paired by seed and split (None: they share no run)."""
+    pairs = [(run, study.partner(run, other)) for run in study.runs.get(label, [])]
+    return estimate([r.summary["accuracy"]["mean"] - p.summary["accuracy"]["mean"] for r, p in pairs if p is not None])
+
+
+def worst_decile(values: Sequence[float]) -> float:
+    """Return the mean of the worst tenth of the clients (at least one)."""
+    return fmean(sorted(values)[: ceil(len(values) / 10)])
+
+
+# --- per client and per architecture ---
+
+
+@dataclass(frozen=True)
+class Tier:
+    """All clients with one architecture."""
+
+    architecture: str
+    parameters: int | None
+    accuracy: Estimate
+    gain: Estimate | None
+
+
+@dataclass(frozen=True)
+class Fairness:
+    """How evenly a method serves its clients."""
+
+    method: str
+    worst_tier: str
+    worst_tier_accuracy: float
+    spread: float  # best minus worst tier
+    jain: float  # of the clients' accuracies: 1 when all are equal, 1/n when one has everything
+    lost: float | None  # share of clients that would have been better off alone
+    worst_loss: float | None  # the lowest gain of any client
+
+
+def architectures(study: Study) -> list[str]:
+    """Return the architectures, smallest first."""
+    sizes: dict[str, int] = {}
+    for run in study.all:
+        parameters = run.summary.get("parameters") or [0] * run.clients
+        sizes.update(zip(run.architectures, parameters, strict=True))
+    return sorted(sizes, key=lambda name: sizes[name])
+
+
+def tiers(study: Study, label: str) -> list[Tier]:
+    """Return accuracy and gain of a method by architecture, smallest architecture first."""
+    found = []
+    for name in architectures(study):
+        accuracy, gain, parameters = [], [], None
+        for run in study.runs[label]:
+            members = [client for client, kind in enumerate(run.architectures) if kind == name]
+            if not members:
+                continue
+            parameters = (run.summary.get("parameters") or [None] * run.clients)[members[0]]
+            accuracy.append(fmean(run.per_client[client] for client in members))
+            alone = study.partner(run, LOCAL)
+            if alone is not None and label != LOCAL:
+                gain.append(fmean(run.per_client[client] - alone.per_client[client] for client in members))
+        if accuracy:
+            found.append(Tier(name, parameters, _known(accuracy), estimate(gain)))
+    return found
+
+
+def client_gains(study: Study, label: str) -> list[tuple[Run, int, float]]:
+    """Return (run, client, gain over training alone) of every client in every seed."""
+    return [
+        (run, client, value - alone.per_client[client])
+        for run in study.runs[label]
+        if (alone := study.partner(run, LOCAL)) is not None
+        for client, value in enumerate(run.per_client)
+    ]
+
+
+def fairness(study: Study, label: str) -> Fairness:
+    """Return how evenly a method serves its clients."""
+    found = tiers(study, label)
+    worst = min(found, key=lambda tier: tier.accuracy.mean)
+    best = max(tier.accuracy.mean for tier in found)
+    gains = [gain for _, _, gain in client_gains(study, label)] if label != LOCAL else []
+    return Fairness(
+        method=label,
+        worst_tier=worst.architecture,
+        worst_tier_accuracy=worst.accuracy.mean,
+        spread=best - worst.accuracy.mean,
+        jain=fmean(jain(run.per_client) for run in study.runs[label]),
+        lost=sum(gain < 0 for gain in gains) / len(gains) if gains else None,
+        worst_loss=min(gains, default=None),
+    )
+
+
+def jain(values: Sequence[float]) -> float:
+    """Return Jain's index (sum x)² / (n · sum x²): 1 for equal values; all zeros count as equal."""
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
+
+
+# --- rounds to a target ---
+
+
+@dataclass(frozen=True)
+class Reached:
+    """When a method first reached a target accuracy: means over the seeds that did."""
+
+    method: str
+    target: float
+    reached: int  # seeds
+    seeds: int
+    rounds: float | None
+    bytes: float | None
+    seconds: float | None
+    speed: float | None  # rounds of the baseline divided by rounds of the method
+
+
+def targets(study: Study) -> list[float]:
+    """Return up to three round accuracies (steps of five points) at or below the best method's final accuracy."""
+    labels = study.contenders or study.labels
+    best = max(fmean(run.summary["accuracy"]["mean"] for run in study.runs[label]) for label in labels)
+    top = floor(best * 20 + 1e-9)
+    step = max(1, top // 5)
+    return [value / 20 for value in (top - 2 * step, top - step, top) if value > 0]
+
+
+def rounds_to(study: Study, target: float) -> list[Reached]:
+    """Return for every method when it reached the target."""
+    firsts = {label: [_first(run, target) for run in runs] for label, runs in study.runs.items()}
+    rounds = {label: [p.round for p in found if p is not None] for label, found in firsts.items()}
+    label = baseline(study)
+    base = fmean(rounds[label]) if label and len(rounds[label]) == len(firsts[label]) else None
+    rows = []
+    for label, found in firsts.items():
+        points = [point for point in found if point is not None]
+        mean = fmean(rounds[label]) if points else None
+        everywhere = len(points) == len(found)
+        rows.append(
+            Reached(
+                method=label,
+                target=target,
+                reached=len(points),
+                seeds=len(found),
+                rounds=mean,
+                bytes=fmean(point.bytes for point in points) if points else None,
+                seconds=fmean(point.seconds for point in points) if points else None,
+                speed=base / mean if base and mean and everywhere else None,
+            )
+        )
+    return rows
+
+
+def baseline(study: Study) -> str | None:
+    """Return the method that speeds are relative to: FedAvg, else the first one that exchanges something."""
+    if BASELINE in study.runs:
+        return BASELINE
+    return next(iter(study.contenders), None)
+
+
+def _first(run: Run, target: float) -> Any:
+    return next((point for point in run.curve() if point.round > 0 and point.accuracy >= target), None)
+
+
+# --- cost ---
+
+
+def frontier(rows: Sequence[tuple[str, float, float]]) -> list[str]:
+    """Return the names that nobody beats: of (name, cost, accuracy), no other is as cheap and better, or cheaper.
+
+    Examples
+    --------
+    >>> frontier([("a", 1.0, 0.5), ("b", 2.0, 0.4), ("c", 3.0, 0.9)])
+    ['a', 'c']
+    """
+    kept: list[str] = []
+    best = float("-inf")
+    for name, _, accuracy in sorted(rows, key=lambda row: (row[1], -row[2])):
+        if accuracy > best:
+            kept.append(name)
+            best = accuracy
+    return kept
+
+
+def wire(study: Study, label: str) -> list[tuple[str, str, str, float]]:
+    """Return (phase, direction, kind, bytes of a client) of everything a method sent, mean over seeds."""
+    runs = study.runs[label]
+    totals: dict[tuple[str, str, str], float] = {}
+    for run in runs:
+        for key, size in run.summary["cost"]["kinds"].items():
+            step, direction, kind = key.split("/", 2)
+            totals[step, direction, kind] = totals.get((step, direction, kind), 0.0) + size / run.clients / len(runs)
+    return [(*key, size) for key, size in totals.items()]
+
+
+# --- data ---
+
+
+def entropy(counts: Sequence[int]) -> float:
+    """Return the entropy of a client's labels divided by that of equal classes: 1 even, 0 a single class."""
+    total = sum(counts)
+    if total == 0 or len(counts) < 2:
+        return 0.0
+    shares = [count / total for count in counts if count]
+    return max(0.0, -sum(share * log(share) for share in shares) / log(len(counts)))

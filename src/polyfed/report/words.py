@@ -1,0 +1,105 @@
+"""The answer in sentences, made from the numbers, with a caution where they do not carry it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polyfed.report import statistics as numbers
+from polyfed.report.runs import LOCAL, POOLED, Study
+from polyfed.report.statistics import Estimate, Standing
+from polyfed.tables import amount
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Two sentences and what speaks against relying on them."""
+
+    sentences: list[str]
+    cautions: list[str]
+
+
+def answer(study: Study) -> Answer:
+    """Say which method is best, what it gained, what it cost, and how sure that is."""
+    rows = numbers.leaderboard(study)
+    contenders = [row for row in rows if row.method in study.contenders]
+    if not contenders:
+        return _references_only(rows)
+    best = max(contenders, key=lambda row: row.accuracy.mean)
+    one = len(contenders) == 1
+    sentences = [_who(best, one, study), _price(best)]
+    return Answer(sentences, _cautions(study, best, contenders))
+
+
+def _references_only(rows: list[Standing]) -> Answer:
+    parts = [f"{row.method} reached {_accuracy(row.accuracy)}" for row in rows]
+    return Answer([f"No method that exchanges anything was run: {' and '.join(parts)}."], [])
+
+
+def _accuracy(value: Estimate) -> str:
+    if value.half is None:
+        return f"{100 * value.mean:.1f} %"
+    low, high = max(0.0, value.low), min(1.0, value.high)
+    return f"{100 * value.mean:.1f} % (95 % interval {100 * low:.1f} to {100 * high:.1f})"
+
+
+def _who(best: Standing, one: bool, study: Study) -> str:
+    clients = study.runs[best.method][0].clients
+    start = f"{best.method} reached" if one else f"{best.method} was best: it reached"
+    sentence = f"{start} a mean accuracy of {_accuracy(best.accuracy)} over {clients} clients"
+    if best.gain is None:
+        return f"{sentence}; without a run of '{LOCAL}' on the same split, nobody knows what taking part gained."
+    side = "above" if best.gain.mean >= 0 else "below"
+    size = f"{100 * abs(best.gain.mean):.1f} points {side} training alone"
+    if best.gain.half is not None:
+        size += f" (95 % interval {100 * best.gain.low:+.1f} to {100 * best.gain.high:+.1f})"
+    return f"{sentence}, {size}."
+
+
+def _price(best: Standing) -> str:
+    sentence = f"Each client sent {amount(best.up)} and received {amount(best.down)} on average"
+    if best.gap is None:
+        return f"{sentence}."
+    side = "below" if best.gap.mean < 0 else "above"
+    return f"{sentence}; with all data in one place ({POOLED}) it would be {_opposite(side, best.gap)}."
+
+
+def _opposite(side: str, gap: Estimate) -> str:
+    size = f"{100 * abs(gap.mean):.1f} points"
+    return f"{size} better" if side == "below" else f"{size} worse"
+
+
+def _cautions(study: Study, best: Standing, contenders: list[Standing]) -> list[str]:
+    found = []
+    if best.seeds == 1:
+        found.append("One seed only: another seed may give another order. Use --seeds 3 or more for intervals.")
+    elif best.gain is not None and not best.gain.clear:
+        found.append(
+            f"The interval of the gain includes zero: these {best.seeds} seeds do not show that {best.method} "
+            "differs from training alone."
+        )
+    if best.gain is not None and best.gain.mean < 0:
+        found.append("No method beat training alone.")
+    if best.seeds > 1:
+        ties = [row.method for row in contenders if row is not best and _overlap(study, best, row)]
+        if ties:
+            verb = "is" if len(ties) == 1 else "are"
+            found.append(
+                f"{_list(ties)} {verb} not clearly behind: the 95 % intervals over {best.seeds} seeds "
+                "leave the order open."
+            )
+    lost = numbers.fairness(study, best.method).lost
+    if lost:
+        found.append(f"{100 * lost:.0f} % of the clients would have been better off alone.")
+    return [*found, *study.notes]
+
+
+def _overlap(study: Study, best: Standing, other: Standing) -> bool:
+    """Whether the data leave open which of two is better: paired where possible, else by overlapping intervals."""
+    paired = numbers.difference(study, best.method, other.method)
+    if paired is not None and paired.half is not None:
+        return not paired.clear
+    return other.accuracy.high >= best.accuracy.low
+
+
+def _list(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]

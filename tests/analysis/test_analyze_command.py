@@ -1,0 +1,105 @@
+"""`polyfed analyze`: runs are opened again, figures and numbers are written."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import polyfed as pf
+from polyfed.analysis.cka import linear_cka
+from polyfed.analysis.command import analyze
+from polyfed.analysis.opening import open_run, stage_outputs
+from polyfed.analysis.robustness import accuracy_by_alpha
+from polyfed.cli import app
+from polyfed.core.errors import InputError, RunDirectoryError
+from polyfed.models import build
+
+pytest.importorskip("matplotlib")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Return run directories of fedavg with two values of alpha, and the first one's result."""
+    root = tmp_path_factory.mktemp("runs")
+    results = {}
+    for alpha in ("0.1", "10"):
+        clients = pf.split(pf.load("digits", limit=(200, 80)), 3, f"dirichlet:{alpha}", seed=0)
+        results[alpha] = pf.run(
+            "fedavg", clients, ["mlp:2x8", "cnn:4-4,bn"], rounds=1, feature_dim=8, out=root / alpha, evaluate="end"
+        )
+    return root / "0.1", root / "10", results["0.1"]
+
+
+def test_an_opened_run_predicts_as_the_models_of_the_result(runs):
+    path, _, result = runs
+    opened = open_run(path)
+    x = opened.clients.test.inputs(torch.arange(5))
+    for client, model in opened.models.items():
+        outputs = stage_outputs(model, x)
+        original = result.models[client].eval()
+        assert torch.allclose(outputs["logits"], original(x).detach(), atol=1e-6)
+        assert torch.allclose(outputs["features"], original.features(x).detach(), atol=1e-6)
+
+
+def test_stages_of_a_resnet():
+    model = build("resnet10:w4", (1, 8, 8), 10)
+    outputs = stage_outputs(model, torch.zeros(2, 1, 8, 8))
+    assert list(outputs) == ["stem", "stage 1", "stage 2", "stage 3", "stage 4", "features", "logits"]
+    assert outputs["stage 4"].shape == (2, 32)  # 8 channels a stage doubled three times, one pixel
+    assert model.training
+
+
+def test_cka_command(runs, tmp_path):
+    path, _, result = runs
+    outcome = CliRunner().invoke(app, ["analyze", "cka", str(path), "--out", str(tmp_path), "--set", "samples=40"])
+    assert outcome.exit_code == 0, outcome.output
+    (numbers,) = json.loads((tmp_path / "numbers.json").read_text())
+    assert numbers["samples"] == 40
+    matrix = numbers["stages"]["features"]["matrix"]
+    x = open_run(path).clients.test.inputs(torch.arange(40))
+    first, third = (result.models[client].eval().features(x).detach() for client in (0, 2))
+    assert matrix[0][2] == pytest.approx(linear_cka(first, third), abs=1e-6)
+    assert 0 < matrix[0][1] < 1
+    assert (tmp_path / "stages.png").is_file() and (tmp_path / "clients-fedavg-seed0.pdf").is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "file"),
+    [
+        ("embedding", ["samples=20"], "networks-fedavg-seed0.png"),
+        ("reconstruction", ["client=1", "steps=5", "samples=2", "noise=[0, 1]"], "images-fedavg-seed0.png"),
+        ("confidence", ["client=0"], "confidence.png"),
+        ("disturbing", ["seeds=2", "epochs=5"], "disturbing.png"),
+    ],
+)
+def test_every_analysis_writes_its_figure(runs, tmp_path, name, settings, file):
+    lines = list(analyze(name, [runs[0]], tmp_path, settings))
+    assert lines[-1] == f"Figures and numbers are in {tmp_path}"
+    assert (tmp_path / file).read_bytes().startswith(b"\x89PNG")
+    json.loads((tmp_path / "numbers.json").read_text())
+
+
+def test_robustness_orders_by_alpha(runs, tmp_path):
+    skewed, even, _ = runs
+    rows = accuracy_by_alpha([even, skewed])["methods"]["fedavg"]["rows"]
+    assert [row["alpha"] for row in rows] == [0.1, 10]
+    expected = json.loads((skewed / "result.json").read_text())["accuracy"]["mean"]
+    assert rows[0]["accuracy"] == pytest.approx(expected)
+    list(analyze("robustness", [skewed, even], tmp_path))
+    assert (tmp_path / "alpha.pdf").is_file()
+
+
+def test_unknown_names_and_options_are_refused(runs, tmp_path):
+    with pytest.raises(InputError, match="did you mean 'cka'"):
+        list(analyze("ckaa", [runs[0]], tmp_path))
+    with pytest.raises(InputError, match="did you mean 'samples'"):
+        list(analyze("cka", [runs[0]], tmp_path, ["sample=3"]))
+
+
+def test_unfinished_runs_are_refused(runs, tmp_path):
+    (tmp_path / "config.json").write_text((runs[0] / "config.json").read_text())
+    with pytest.raises(RunDirectoryError, match="not finished"):
+        open_run(tmp_path)

@@ -1,0 +1,48 @@
+"""Real processes on loopback. Every process that a test starts is ended with it; nothing is left behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
+
+
+class WithoutFlower(pytest.Module):
+    """A test file where Flower is not installed."""
+
+    def collect(self) -> Any:
+        pytest.skip("needs Flower: pip install 'polyfed[flower]'", allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    if importlib.util.find_spec("flwr") is None and module_path.parent == Path(__file__).parent:
+        return WithoutFlower.from_parent(parent, path=module_path)
+    return None
+
+
+@pytest.fixture
+def town(tmp_path: Path) -> Iterator[Any]:
+    """A federation of real commands."""
+    from town import Town
+
+    built = Town(tmp_path)
+    yield built
+    built.stop()
+
+
+@pytest.fixture(scope="session")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One server connection and three sites that stay for all tests."""
+    from town import House
+
+    built = House(tmp_path_factory.mktemp("house"))
+    yield built
+    built.link.close()
+    built.stop()

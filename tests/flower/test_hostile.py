@@ -1,0 +1,137 @@
+"""Messages that are not what the method would send: refused on arrival, by name, and the round goes on."""
+
+from __future__ import annotations
+
+import json
+
+import problem
+import pytest
+import torch
+from test_same_result import TRAINING
+
+from polyfed.backends.flower.backend import LiveFederation
+from polyfed.backends.flower.expect import Expectations, Problem, rehearse
+from polyfed.backends.flower.serve import Given, lead, start_directory
+from polyfed.build import make_blueprint
+from polyfed.core.errors import MessageError
+from polyfed.core.federation import Settings
+from polyfed.core.message import Message
+from polyfed.core.method import Method, Step
+from polyfed.core.party import ClientInfo
+from polyfed.methods import make
+
+MAX_BYTES = 200_000
+WEIGHTS = {
+    "shape": "expected",
+    "name": "'params/main/evil' was not asked for",
+    "model": "was not asked for",
+    "missing": "is missing",
+    "dtype": "torch.float64",
+    "nan": "NaN or infinite",
+    "inf": "NaN or infinite",
+    "huge": "refused",
+    "negative": "must not be negative",
+    "no-meta": "'samples' is missing",
+    "word": "is a str",
+    "random": "cannot be read",
+    "pickle": "cannot be read",
+    "truncated": "cannot be read",
+    "declared": "cannot be read",
+    "header": "cannot be read",
+    "large": "the limit is",
+    "loss": "loss is not a number",
+    "empty": "refused",
+    "head": "loss is not a number",
+    "crash": "xxx",
+}
+PROTOTYPES = {
+    "class-beyond": "beyond 2",
+    "class-twice": "lists classes twice",
+    "ragged": "expected",
+    "width": "expected",
+    "nan-free": "",
+}
+
+
+@pytest.mark.parametrize(
+    "method, kinds", [("fedavg", WEIGHTS), ("fedproto", PROTOTYPES)], ids=["weights", "prototypes"]
+)
+def test_hostile_replies_are_refused_by_name_and_the_others_go_on(method, kinds, house, tmp_path):
+    rounds = [kind for kind in kinds if kind != "nan-free"] + ["honest"]
+    table = dict.fromkeys(problem.SITES, "mlp:1x16")
+    house.models.write_text(json.dumps({**table, "evil": {"site": "south", "rounds": rounds}}))
+    settings = Settings(len(rounds), 0, TRAINING, evaluate_every=0, checkpoint_seconds=0.0)
+    made = make(method, {})
+    directory, run = start_directory(made, settings, tmp_path / "run", problem.SITES, 8, "linear", False)
+    given = Given(made, settings, run, problem.SITES, directory, max_bytes=MAX_BYTES)
+    result = lead(house.post(min_sites=2), given)
+    assert len(result.history) == len(rounds)
+    for kind, line in zip(rounds, result.history, strict=True):
+        if kind == "honest":
+            assert "missing" not in line
+            continue
+        assert list(line["missing"]) == ["1"], kind
+        assert "south" in line["missing"]["1"], kind
+        assert kinds[kind] in line["missing"]["1"], f"{kind}: {line['missing']}"
+    state = result.server.state if method == "fedavg" else result.server.memory["prototypes"]
+    assert all(torch.isfinite(tensor.float()).all() for tensor in state.values())
+    assert result.accuracy()["mean"] > 0.5
+
+
+def blueprint(model="mlp:1x16", method=None):
+    return make_blueprint(model, model, (1, 8, 8), 3, 0, None, "linear")
+
+
+def test_a_rehearsal_finds_what_each_step_sends():
+    found = rehearse(make("fedproto", {}), blueprint(), Problem(3, (1, 8, 8), 3, False), 0)
+    tensors = found["main"].tensors
+    assert set(tensors) == {"data/classes", "data/counts", "data/prototypes"}
+    assert tensors["data/prototypes"].axes == ((3, 1), (16, 16))
+    assert tensors["data/classes"].classes and not tensors["data/counts"].classes
+
+
+def test_a_class_that_few_hold_is_no_reason_to_refuse():
+    method, info = make("fedproto", {}), ClientInfo(0, 5, "mlp:1x16", 0, None, "north")
+    checks = Expectations(method, {"mlp:1x16": blueprint()}, Problem(3, (1, 8, 8), 3, False), 0)
+    prototypes = {"classes": [2], "counts": [4], "prototypes": [[0.0] * 16]}
+    types = {"classes": torch.uint8, "counts": torch.int32, "prototypes": torch.float32}
+    reply = Message(data={key: torch.tensor(value, dtype=types[key]) for key, value in prototypes.items()})
+    checks.check(reply, Message(), Step(), info)
+    reply.data["counts"] = torch.tensor([4, 4], dtype=torch.int32)
+    with pytest.raises(MessageError, match=r"client 0 \(north\)"):
+        checks.check(reply, Message(), Step(), info)
+
+
+def test_a_network_that_only_its_site_can_build_is_checked_by_its_own_description():
+    from dataclasses import replace
+
+    own = replace(blueprint(), build=None)
+    method, info = make("fedavg", {}), ClientInfo(0, 5, own.name, 0, None, "north")
+    checks = Expectations(method, {own.name: own}, Problem(3, (1, 8, 8), 3, False), 0)
+    sent = Message(params={"main": own.initial})
+    checks.check(Message({"main": dict(own.initial)}, {}, {"samples": 5}), sent, Step(), info)
+    for spoilt in ({"evil": torch.zeros(1)}, {name: t.double() for name, t in own.initial.items()}, {}):
+        with pytest.raises(MessageError):
+            checks.check(Message({"main": spoilt}, {}, {"samples": 5}), sent, Step(), info)
+
+
+def test_a_reply_that_breaks_the_fusion_is_left_out_and_the_server_is_as_if_it_never_came():
+    class Fragile(Method):
+        name = ""
+
+        def fuse(self, server, replies, step, ctx):
+            for reply in replies.values():
+                server.memory["sum"] = server.memory.get("sum", torch.zeros(3)) + 1
+                server.memory["sum"] = server.memory["sum"] + torch.zeros(3)[reply.data["index"]]
+
+    federation = LiveFederation.__new__(LiveFederation)
+    from polyfed.core.party import Party, PartyData
+
+    federation.method, federation.server = Fragile(), Party(-1, None, PartyData())
+    federation.ctx = None
+    federation.backend = type("B", (), {"infos": {0: ClientInfo(0, 1, "x", name="north"), 1: "south"}})()
+    missing = {}
+    good, bad = Message(data={"index": torch.tensor([0])}), Message(data={"index": torch.tensor([99])})
+    federation._fuse(Step(), {0: bad, 1: good}, missing)
+    assert list(missing) == [0] and "north" in missing[0] and "IndexError" in missing[0]
+    assert federation.server.memory["sum"].tolist() == [1.0, 1.0, 1.0]

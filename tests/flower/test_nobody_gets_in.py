@@ -1,0 +1,195 @@
+"""Without the right key nobody is let in, and only the server itself may steer."""
+
+from __future__ import annotations
+
+import httpx
+import problem
+import pytest
+from town import FLOWER
+
+from polyfed.backends.flower.keys import create_keys
+from polyfed.backends.flower.site import Site
+
+
+@pytest.fixture
+def door(house):
+    """The server's address and a client that trusts its certificate."""
+    import ssl
+
+    context = ssl.create_default_context(cafile=str(house.folder / "keys" / "ca.crt"))
+    with httpx.Client(verify=context, base_url=f"https://127.0.0.1:{house.port}") as client:
+        yield client
+
+
+def protobuf(client, path, message):
+    from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
+
+    return client.post(path, content=message.SerializeToString(), headers={"content-type": PROTOBUF_MEDIA_TYPE})
+
+
+def test_plain_http_gets_no_answer(house):
+    with pytest.raises(httpx.TransportError):
+        httpx.post(f"http://127.0.0.1:{house.port}/v1/fleet/activate-node", content=b"")
+
+
+def test_a_stranger_does_not_trust_the_server_without_the_authority(house):
+    with pytest.raises(httpx.ConnectError, match="certificate"):
+        httpx.post(f"https://127.0.0.1:{house.port}/v1/fleet/activate-node", content=b"")
+
+
+def test_fleet_calls_without_a_signature_are_refused(house, door):
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest
+    from flwr.proto.node_pb2 import Node
+
+    node = next(iter(house.link.names))
+    for path, message in (
+        ("/v1/fleet/activate-node", ActivateNodeRequest(public_key=b"x", heartbeat_interval=30)),
+        ("/v1/fleet/pull-messages", PullMessagesRequest(node=Node(node_id=node))),
+    ):
+        assert protobuf(door, path, message).status_code == 401
+
+
+def test_only_the_server_itself_may_register_keys_and_start_runs(house, door):
+    from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
+
+    public = (house.folder / "keys" / "site-north.pub").read_bytes()
+    for path, message in (
+        ("/v1/control/register-node", RegisterNodeRequest(public_key=public)),
+        ("/v1/control/start-run", StartRunRequest()),
+    ):
+        assert protobuf(door, path, message).status_code == 403
+    assert door.get("/docs").status_code == 403 and door.get("/openapi.json").status_code == 403
+
+
+def test_nobody_else_can_claim_the_servers_task(door):
+    from flwr.proto.runtime_pb2 import AcquireTaskRequest, GetNodesRequest
+
+    claim = protobuf(door, "/v1/runtime/acquire-task", AcquireTaskRequest(supported_task_types=["flwr-serverapp"]))
+    assert claim.status_code in (401, 403)
+    assert protobuf(door, "/v1/runtime/get-nodes", GetNodesRequest()).status_code in (401, 403)
+
+
+def test_a_request_that_is_too_large_is_cut_off(door):
+    answer = door.post("/v1/fleet/push-object", content=b"x" * (8 << 20))
+    assert answer.status_code == 413
+    assert door.post("/v1/fleet/push-messages", content=b"x" * (1 << 20)).status_code == 413
+
+    def pieces():  # no declared length
+        for _ in range(8):
+            yield b"x" * (1 << 20)
+
+    from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
+
+    try:
+        kind = {"content-type": PROTOBUF_MEDIA_TYPE}
+        status = door.post("/v1/fleet/push-object", content=pieces(), headers=kind).status_code
+    except httpx.TransportError:
+        status = 413  # cut off while still sending
+    assert status == 413
+
+
+def test_a_site_with_another_authority_is_told_so(house, tmp_path):
+    create_keys(tmp_path / "other", "127.0.0.1", ["north"])
+    process = join(house, tmp_path, "other/site-north", "wrong-ca")
+    assert process.wait(90) == 1
+    assert "does not have the certificate that our ca.crt vouches for" in house.log("wrong-ca")
+
+
+def test_a_site_with_an_unknown_key_stays_outside(house, tmp_path):
+    create_keys(tmp_path / "other", "127.0.0.1", ["north"])
+    folder = tmp_path / "other" / "site-north"
+    (folder / "ca.crt").write_bytes((house.folder / "keys" / "ca.crt").read_bytes())
+    before = set(house.link.nodes())
+    process = join(house, tmp_path, "other/site-north", "unknown-key")
+    wait_for(lambda: "does not let us in" in house.log("unknown-key"))
+    assert set(house.link.nodes()) == before
+    assert process.poll() is None  # it keeps trying for a while: its key may be registered later
+    process.terminate()
+    assert process.wait(20) != 0
+
+
+def test_a_site_without_keys_cannot_talk_to_a_server_with_keys(house, tmp_path):
+    before = set(house.link.nodes())
+    server = f"127.0.0.1:{house.port}"
+    common = ["--server", server, "--model", "mlp:1x16", "--data", "problem:north", "--state", str(tmp_path / "s")]
+    process = house.start("insecure", [*FLOWER, "join", *common, "--insecure", "--name", "north", "--give-up", "15"])
+    assert process.wait(120) == 1
+    assert set(house.link.nodes()) == before
+
+
+def join(house, tmp_path, keys, name):
+    server = f"127.0.0.1:{house.port}"
+    common = ["--server", server, "--model", "mlp:1x16", "--data", "problem:north", "--state", str(tmp_path / "state")]
+    return house.start(name, [*FLOWER, "join", *common, "--keys", str(tmp_path / keys)])
+
+
+def wait_for(condition, seconds=90):
+    import time
+
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+# --- what a server may make a site do ---
+
+
+@pytest.fixture
+def site(tmp_path):
+    said = []
+    made = Site("north", "mlp:1x16", problem.part(0), tmp_path / "state", ["fedproto"], 1 << 20, said.append)
+    made.said = said
+    return made
+
+
+def run(**changes):
+    from dataclasses import asdict
+
+    from polyfed.core.party import Training
+
+    settings = {
+        "federation": "0123456789abcdef",
+        "method": "fedproto",
+        "options": {},
+        "seed": 0,
+        "rounds": 1,
+        "training": asdict(Training()),
+        "feature_dim": None,
+        "feature_adapter": "linear",
+        "public_classes": None,
+    }
+    return {"kind": "describe", "run": {**settings, **changes}}
+
+
+def test_a_site_runs_only_the_methods_that_it_allows(site):
+    assert "does not allow fedavg" in site.answer(run(method="fedavg"), b"")[0]["error"]
+    assert site.answer(run(), b"")[0]["name"] == "north"
+
+
+@pytest.mark.parametrize("name", ["os:system", "problem:own", "subprocess:Popen", "nonsense", "", 5, None])
+def test_the_server_cannot_make_a_site_import_anything(site, name):
+    site.allow = ()
+    assert "error" in site.answer(run(method=name), b"")[0]
+
+
+@pytest.mark.parametrize("federation", ["../../etc", "/tmp/x", "", "ABC", 7])
+def test_the_server_cannot_choose_where_a_site_writes(site, federation, tmp_path):
+    head = {**run(federation=federation), "kind": "work", "phase": "round", "round": 1, "position": 0}
+    head.update(id=0, architecture="mlp:1x16", clients=3, participants=[0])
+    head["step"] = {"name": "main", "who": "selected", "down": True, "up": True}
+    assert "error" in site.answer(head, b"")[0]
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    "head", [{}, {"kind": "eval"}, {"kind": "work"}, {"kind": "measure", "run": 3}, {"kind": ["x"]}]
+)
+def test_nonsense_from_the_server_does_not_end_a_site(site, head):
+    assert "error" in site.answer(head, b"\x00" * 50)[0]
+
+
+def test_before_it_takes_part_a_site_says_what_will_leave_it(site):
+    site.answer(run(), b"")
+    said = "\n".join(site.said)
+    assert "prototypes: (up to 3) x 16 float32" in said and "No weights are among it" in said

@@ -1,0 +1,77 @@
+"""The same method gives the same numbers over a network as in one process, bit for bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import problem
+import pytest
+import torch
+from table import CASES, Case
+
+import polyfed as pf
+from polyfed.backends.flower.serve import Given, lead, start_directory
+from polyfed.core.federation import Settings
+from polyfed.core.party import Party, Training
+from polyfed.methods import make
+from polyfed.result import Result
+
+TRAINING = Training(epochs=2, batch_size=8, lr=0.05)
+REAL = [case for case in CASES if not make(case.method, case.options).pools_data]
+
+
+def in_process(case: Case) -> Result:
+    return pf.run(
+        make(case.method, case.options),
+        problem.clients(case.public),
+        models_of(case),
+        rounds=2,
+        training=TRAINING,
+        feature_dim=case.feature_dim,
+        engine="sequential",
+    )
+
+
+def models_of(case: Case) -> list[str]:
+    return [case.models[k % len(case.models)] for k in range(3)]
+
+
+def over_flower(case: Case, house: Any, out: Path) -> Result:
+    house.models.write_text(json.dumps(dict(zip(problem.SITES, models_of(case), strict=True))))
+    method = make(case.method, case.options)
+    settings = Settings(2, 0, TRAINING, checkpoint_seconds=0.0)
+    directory, run = start_directory(method, settings, out, problem.SITES, case.feature_dim, "linear", False)
+    data = problem.clients(case.public)
+    given = Given(method, settings, run, problem.SITES, directory, data.public, None, data.test)
+    return lead(house.post(), given)
+
+
+def trees_equal(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(trees_equal(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(trees_equal(x, y) for x, y in zip(a, b, strict=True))
+    return bool(a == b)
+
+
+def tree(server: Party) -> dict[str, Any]:
+    models = {name: dict(module.state_dict()) for name, module in server.models.items()}
+    return {"state": server.state, "memory": server.memory, "models": models}
+
+
+@pytest.mark.parametrize("case", REAL, ids=lambda case: case.id)
+def test_the_network_changes_nothing(case, house, tmp_path):
+    alone, together = in_process(case), over_flower(case, house, tmp_path / "run")
+    for here, there in zip(alone.history, together.history, strict=True):
+        for key in ("round", "phase", "participants", "loss", "accuracy", "stages", "bytes_up", "bytes_down"):
+            assert here.get(key) == there.get(key), f"round {here['round']}: {key}"
+        assert "missing" not in there
+    assert alone.cost.bytes == together.cost.bytes
+    assert alone.cost.kinds == together.cost.kinds
+    assert alone.cost.wire == together.cost.wire
+    assert trees_equal(tree(alone.server), tree(together.server))
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["accuracy"]["mean"] == alone.accuracy()["mean"]

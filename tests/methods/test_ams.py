@@ -1,0 +1,348 @@
+"""AMS, the ensemble and one-shot FedAvg: what travels, who predicts what, limit cases, and the paper's claim."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import polyfed as pf
+from polyfed.api import prepare
+from polyfed.core.errors import InputError
+from polyfed.core.federation import Settings
+from polyfed.core.message import Message
+from polyfed.core.method import Step
+from polyfed.core.nets import Net
+from polyfed.core.party import Party, PartyData
+from polyfed.core.stage import Batch
+from polyfed.distil import Distillation
+from polyfed.methods.ams import AMS
+from polyfed.methods.ensemble import Ensemble
+from polyfed.methods.oneshot_fedavg import OneShotFedAvg
+from polyfed.methods.pfnm import PFNM
+
+MIXED = ["mlp:1x8", "mlp:3x8", "cnn:4-6,bn"]
+SHORT = pf.Training(epochs=2, batch_size=8, lr=0.05)
+
+
+def problem(clients=3, classes=4, per_client=20, public=None, seed=0):
+    """Clients that lack some classes: client k misses class k."""
+    rng = np.random.default_rng(seed)
+    patterns = rng.normal(size=(classes, 1, 8, 8)).astype(np.float32)
+
+    def draw(n, missing=None):
+        labels = [c for c in range(classes) if c != missing]
+        y = rng.choice(labels, n)
+        return (patterns[y] + 0.5 * rng.normal(size=(n, 1, 8, 8))).astype(np.float32), y
+
+    parts = [draw(per_client + k, missing=k) for k in range(clients)]
+    held = None if public is None else draw(public)[0]
+    return pf.Clients.from_parts(parts, test=draw(60), num_classes=classes, public=held, seed=seed)
+
+
+def trained(method, clients=None, models=MIXED, training=SHORT, seed=0, participation=1.0):
+    """Run a method and return its federation: server, context and clients' models can be looked at."""
+    clients = clients if clients is not None else problem()
+    settings = Settings(3, seed, training, pf.Participation(participation))
+    federation, _ = prepare(method, clients, models, settings)
+    federation.run()
+    return federation
+
+
+def server_scores(federation, x):
+    with torch.no_grad():
+        return federation.method.predict(federation.server, x, federation.ctx)
+
+
+def client_models(federation):
+    return [federation.backend.model(c, federation.ctx).eval() for c in sorted(federation.backend.infos)]
+
+
+def float_numbers(model):
+    return sum(t.numel() for t in model.state_dict().values() if t.is_floating_point())
+
+
+@pytest.mark.parametrize(
+    ("method", "same"),
+    [
+        (AMS(), {"method": "ams-top1"}),
+        (AMS(top_k=2), {"method": "ams-topk", "k": 2}),
+        (AMS(top_k=0), {"method": "ams-full"}),
+        (AMS(top_k="all"), {"method": "ams-full"}),
+        (AMS(mask_absent=True), {"method": "ams-top1", "mask_absent": True}),
+        (AMS(top_k=2, mask_absent=True), {"method": "ams-topk", "mask_absent": True}),
+        (AMS(normalise="zscore"), {"method": "ams-top1", "normalise": "zscore"}),
+        (AMS(confidence="first_norm"), {"method": "ams-top1", "confidence": "first_norm"}),
+        (AMS(confidence="first_max", mask_absent=True),
+         {"method": "ams-top1", "confidence": "first_max", "mask_absent": True}),
+        (AMS(select="greedy"), {"method": "ams-top1", "select": "greedy"}),
+        (Ensemble(), {"method": "ensemble"}),
+        (Ensemble(space="logit"), {"method": "ensemble", "space": "logit"}),
+        (Ensemble(weights="class"), {"method": "ensemble", "weights": "class"}),
+    ],
+)  # fmt: skip
+def test_the_server_predicts_as_fuse_does_with_the_clients_networks(method, same):
+    clients = problem()
+    federation = trained(method, clients)
+    fused = pf.fuse(client_models(federation), counts=clients.label_counts(), **same)
+    x = clients.test.inputs()
+    with torch.no_grad():
+        assert torch.allclose(server_scores(federation, x), fused(x), atol=1e-5)
+    measured = federation.history[-1]["accuracy"]["global"]
+    assert measured == pytest.approx(float((fused(x).argmax(1) == clients.test.labels()).float().mean()))
+
+
+def test_top_one_by_hand_for_every_input():
+    federation = trained(AMS())
+    x = problem().test.inputs()
+    with torch.no_grad():
+        logits = [model(x) for model in client_models(federation)]
+    scores = server_scores(federation, x)
+    winners = set()
+    for row in range(len(x)):
+        best = max(range(3), key=lambda j: float(logits[j][row].max()))
+        winners.add(best)
+        assert torch.allclose(scores[row], logits[best][row], atol=1e-6)
+    assert len(winners) > 1
+
+
+def test_it_takes_one_round_and_clients_are_measured_with_their_own_networks():
+    clients = problem()
+    result = pf.run(AMS(l1=0.0), clients, MIXED, rounds=7, training=SHORT)
+    alone = pf.run("local", clients, MIXED, rounds=1, training=SHORT)
+    assert len(result.history) == 1
+    assert result.accuracy()["per_client"] == alone.accuracy()["per_client"]
+    for client in alone.models:
+        for name, tensor in alone.models[client].state_dict().items():
+            assert torch.equal(tensor, result.models[client].state_dict()[name])
+
+
+def test_all_one_shot_methods_see_the_same_trained_networks():
+    clients = problem()
+    runs = [pf.run(m, clients, ["mlp:1x8"], training=SHORT) for m in (AMS(), Ensemble(), PFNM(), OneShotFedAvg())]
+    states = [run.models[1].state_dict() for run in runs]
+    for state in states[1:]:
+        assert all(torch.equal(state[name], states[0][name]) for name in state)
+
+
+def test_the_penalty_is_the_sum_of_absolute_weights():
+    module = nn.Linear(2, 2, bias=False)
+    module.weight.data = torch.tensor([[1.0, -2.0], [3.0, 0.0]])
+    batch = Batch(torch.tensor([[1.0, 1.0]]), torch.tensor([1]))
+    plain = F.cross_entropy(torch.tensor([[-1.0, 3.0]]), batch.y)
+    for kind in (AMS, Ensemble, PFNM, OneShotFedAvg):
+        loss = kind(l1=0.5).loss({"main": Net(module)}, batch, {})
+        assert float(loss.detach()) == pytest.approx(float(plain) + 0.5 * 6.0)
+        assert float(kind(l1=0.0).loss({"main": Net(module)}, batch, {}).detach()) == pytest.approx(float(plain))
+
+
+@pytest.mark.parametrize(
+    ("method", "numbers", "further"),
+    [
+        (AMS(), 0, 8),  # the number of samples
+        (AMS(mask_absent=True), 4, 8),
+        (AMS(select="greedy"), 4, 8),
+        (AMS(normalise="temperature"), 0, 16),
+        (Ensemble(), 0, 0),
+        (Ensemble(weights="class"), 4, 0),
+    ],
+)
+def test_bytes_are_those_of_the_formula(method, numbers, further):
+    federation = trained(method)
+    sizes = [float_numbers(model) for model in client_models(federation)]
+    assert sizes[2] > sum(p.numel() for p in client_models(federation)[2].parameters())  # statistics travel too
+    assert federation.meter.bytes["up"] == {c: 4 * (n + numbers) + further for c, n in enumerate(sizes)}
+    assert federation.meter.total("down") == 0
+
+
+def test_only_participants_are_fused_and_the_others_stay_untouched():
+    clients = problem(clients=4)
+    federation = trained(AMS(), clients, participation=0.5)
+    taken = federation.history[-1]["participants"]
+    assert len(taken) == 2
+    assert federation.method.held(federation.server) == taken
+    x = clients.test.inputs()
+    models = client_models(federation)
+    with torch.no_grad():
+        expected = pf.fuse([models[c] for c in taken])(x)
+    assert torch.allclose(server_scores(federation, x), expected, atol=1e-6)
+    for client in set(range(4)) - set(taken):
+        initial = federation.ctx.blueprints[federation.backend.infos[client].architecture].initial
+        assert all(torch.equal(initial[n], t) for n, t in models[client].state_dict().items())
+
+
+@pytest.mark.parametrize("method", [AMS(normalise="temperature"), Ensemble(weights="class"), OneShotFedAvg(), PFNM()])
+def test_a_client_with_one_sample_takes_part(method):
+    rng = np.random.default_rng(0)
+    parts = [(rng.normal(size=(n, 6)).astype(np.float32), np.arange(n) % 3) for n in (1, 7, 2)]
+    clients = pf.Clients.from_parts(parts, test=parts[1], num_classes=3)
+    result = pf.run(method, clients, ["mlp:1x5"], training=SHORT)
+    assert 0 <= result.accuracy()["global"] <= 1
+    assert len(result.accuracy()["per_client"]) == 3
+
+
+def test_kept_uploads_do_not_change_when_clients_train_on():
+    federation = trained(AMS())
+    before = server_scores(federation, problem().test.inputs())
+    for record in federation.backend.records.values():
+        for rows in record.rows["main"].values():
+            rows.zero_()
+    assert torch.equal(server_scores(federation, problem().test.inputs()), before)
+
+
+def test_choosing_clients_by_labels_keeps_few_and_says_which():
+    federation = trained(AMS(select="greedy"), problem(clients=4))
+    kept = federation.history[-1]["kept"]
+    assert kept == federation.method.held(federation.server)
+    assert len(kept) == 2  # any two clients have all labels together
+    assert len(trained(AMS(select="greedy", keep=1), problem(clients=4)).history[-1]["kept"]) == 1
+
+
+def test_choosing_clients_by_similar_outputs():
+    federation = trained(AMS(select="cluster", keep=2), problem(clients=4, public=30))
+    assert len(federation.history[-1]["kept"]) == 2
+
+
+def test_distillation_gives_one_small_model_that_agrees_with_ams():
+    clients = problem(public=200)
+    method = AMS(distil="unlabelled", student="mlp:1x30", distil_epochs=40, distil_lr=0.01)
+    federation = trained(method, clients)
+    student = federation.server.models["main"]
+    x = clients.public.inputs()
+    with torch.no_grad():
+        teacher = method.ams_scores(federation.server, x, federation.ctx)
+    agreement = (server_scores(federation, x).argmax(1) == teacher.argmax(1)).float().mean()
+    assert torch.equal(server_scores(federation, x), student.eval()(x))
+    assert float(agreement) > 0.8
+    assert federation.history[-1]["distil_loss"] > 0
+
+
+def test_the_distillation_loss_by_hand():
+    student, teacher = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 3.0]])
+    module = nn.Linear(1, 2, bias=False)
+    module.weight.data = student.T
+    batch = Batch(torch.ones(1, 1), torch.zeros(1), {"target": teacher})
+    for method, t in (
+        (AMS(distil="unlabelled"), 2.0),
+        (AMS(distil="zero_shot"), 20.0),
+        (AMS(distil_temperature=4.0), 4.0),
+    ):
+        p, q = (teacher / t).softmax(1), (student / t).softmax(1)
+        expected = t**2 * float((p * (p / q).log()).sum())
+        assert float(method.distance({"main": Net(module)}, batch, {}).detach()) == pytest.approx(expected, rel=1e-4)
+
+
+def test_distillation_without_data_makes_inputs_for_the_classes_that_a_client_has():
+    clients = problem()
+    method = AMS(distil="zero_shot", student="mlp:1x20", impressions=3, impression_steps=5, distil_epochs=2)
+    federation = trained(method, clients, ["mlp:1x8", "mlp:2x8"])
+    made = method.make_impressions(federation.server, federation.ctx)
+    assert made.x.shape == (3 * 3 * 3, 1, 8, 8)  # 3 clients with 3 of 4 classes, 3 inputs for each
+    again = method.make_impressions(federation.server, federation.ctx)
+    assert torch.equal(made.x, again.x)
+    assert torch.isfinite(made.x).all()
+    assert Distillation().impressions == AMS().impressions
+
+
+def test_a_users_own_module_takes_part():
+    def own(input_shape, num_classes):
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Tanh(), nn.Linear(10, num_classes))
+
+    result = pf.run(AMS(), problem(), [own, "mlp:2x8"], training=SHORT)
+    assert result.architectures == ["own", "mlp:2x8", "own"]
+    assert result.accuracy()["global"] > 0.25
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (AMS(top_k=-1), "top_k"),
+        (AMS(top_k="most"), "top_k"),
+        (AMS(normalise="softmax"), "normalise is one of none, temperature, zscore"),
+        (AMS(confidence="first_norm", top_k=2), "top_k must be 1"),
+        (AMS(select="cluster"), "keep"),
+        (AMS(l1=-1.0), "l1"),
+        (AMS(distil="unlabelled"), "public data"),
+        (AMS(distil_epochs=0), "distil_epochs"),
+        (Ensemble(space="log"), "space is 'prob' or 'logit'"),
+        (Ensemble(weights="samples"), "weights is 'uniform' or 'class'"),
+    ],
+)
+def test_requests_that_make_no_sense_are_refused_with_the_field(method, words):
+    with pytest.raises(InputError, match=words):
+        pf.run(method, problem(), ["mlp:1x8"], training=SHORT)
+
+
+# --- one-shot FedAvg ---
+
+
+def test_one_shot_fedavg_is_the_first_round_of_fedavg():
+    clients = problem()
+    once = pf.run(OneShotFedAvg(l1=0.0), clients, ["mlp:2x8"], rounds=5, training=SHORT)
+    first = pf.run("fedavg", clients, ["mlp:2x8"], rounds=1, training=SHORT)
+    assert once.accuracy()["global"] == first.accuracy()["global"]
+    for name, tensor in first.server_model.state_dict().items():
+        assert torch.equal(tensor, once.server_model.state_dict()[name])
+
+
+def test_one_shot_fedavg_of_one_client_is_its_network_and_without_training_the_initial_state():
+    clients = problem(clients=1)
+    federation = trained(OneShotFedAvg(), clients, ["mlp:2x8"])
+    (own,) = client_models(federation)
+    assert all(torch.equal(t, federation.server.main.state_dict()[n]) for n, t in own.state_dict().items())
+    still = trained(OneShotFedAvg(), problem(), ["mlp:2x8"], pf.Training(lr=1e-30))
+    initial = still.ctx.blueprints["mlp:2x8"].initial
+    assert all(torch.allclose(t, still.server.main.state_dict()[n], atol=1e-7) for n, t in initial.items())
+
+
+def test_one_shot_fedavg_sends_a_number_down_and_weights_up():
+    federation = trained(OneShotFedAvg(), models=["cnn:4-6,bn"])
+    numbers = float_numbers(federation.server.main)
+    assert federation.meter.bytes["down"] == dict.fromkeys(range(3), 8)
+    assert federation.meter.bytes["up"] == dict.fromkeys(range(3), 4 * numbers + 8)
+
+
+def test_a_client_that_started_from_other_weights_is_named():
+    federation = trained(OneShotFedAvg(), models=["mlp:1x8"])
+    method, ctx, step = federation.method, federation.ctx, Step()
+    client = federation.backend.open(1, ctx)
+    assert isinstance(client, Party) and isinstance(client.data, PartyData)
+    client.inbox = method.send(federation.server, ctx.infos[1], step, ctx)
+    work = method.local(client, step, ctx)  # its network is the trained one: not the common initial state
+    next(work)
+    with pytest.raises(StopIteration) as finished:
+        work.send(0.0)
+    reply = finished.value.value
+    assert reply.meta["other_initial"] == 1
+    good = Message({"main": dict(reply.params["main"])}, meta={"samples": 3})
+    with pytest.warns(UserWarning, match="client 1 started from other weights"):
+        method.fuse(federation.server, {0: good, 1: reply}, step, ctx)
+    assert ctx.records["other_initial"] == [1]
+
+
+def test_mixed_depths_are_refused_where_weights_are_averaged():
+    with pytest.raises(InputError, match=r"oneshot_fedavg needs the same architecture .* client 1 has mlp:3x8.*ams"):
+        pf.run(OneShotFedAvg(), problem(), ["mlp:1x8", "mlp:3x8"], training=SHORT)
+
+
+# --- the claim of the paper ---
+
+
+def test_under_hetero_label_the_most_confident_network_beats_sum_average_and_any_client():
+    data = pf.load("digits")
+    clients = pf.split(data, 5, by="labels:3-6", seed=2)
+    training = pf.Training(epochs=15, batch_size=64, optimizer="adam", lr=3e-3, decay=0.8, decay_every=3)
+    result = pf.run(AMS(), clients, ["mlp:1"], training=training, seed=2)
+    models = [result.models[client] for client in result.models]
+    x, y = data.test.inputs(), data.test.labels()
+
+    def accuracy(fused):
+        with torch.no_grad():
+            return float((fused(x).argmax(1) == y).float().mean())
+
+    top1 = result.accuracy()["global"]
+    sizes = [len(samples) for samples in clients.train]
+    assert top1 == pytest.approx(accuracy(pf.fuse(models)))
+    assert top1 > accuracy(pf.fuse(models, "ams-full")) + 0.1
+    assert top1 > accuracy(pf.fuse(models, "average", weights=sizes)) + 0.1
+    assert top1 > max(result.accuracy()["per_client"]) + 0.1

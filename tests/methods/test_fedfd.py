@@ -1,0 +1,629 @@
+"""FedFD against its specification: teachers, projections, the loss, what moves, what travels, and its limit cases."""
+
+import math
+
+import pytest
+import torch
+from public_problem import exchange, federation, party, problem, same, states
+from torch import nn
+from torch.nn import functional as F
+
+import polyfed as pf
+from polyfed.core.method import Step
+from polyfed.core.nets import Net
+from polyfed.core.stage import Batch
+from polyfed.methods.fedfd import FedFD, answers
+from polyfed.methods.fedmd import logits_of
+from polyfed.methods.heterofl import HeteroFL
+from polyfed.methods.local import Local
+from polyfed.models import build, levels
+from polyfed.ops.aggregate import Part, Slot, scatter_mean
+from polyfed.ops.norms import collect_statistics
+from polyfed.ops.projection import ORTH_MAPS, OrthogonalProjection
+
+MAIN = Step()
+ADG = levels("cnn:4-10", "a-d-g")  # features 10, 7, 4
+NORMED = levels("cnn:4-10,bn", "a-d-g")
+UNLIKE = ("cnn:4-8", "resnet10:w2")  # features 8 and 16
+AS_HETEROFL = {"weighting": "samples", "statistics": "public", "mask": False, "clip": None, "measure": "own"}
+QUICK = pf.Training(epochs=1, batch_size=8, lr=0.05)
+STRONG = {"distill_lr": 0.5, "temperature": 0.1}  # so that effects of the distillation are large
+
+
+def started(method, models=ADG, clients=None, **options):
+    run = federation(method, clients or problem((18, 24, 30)), models, training=QUICK, **options)
+    run.ctx.round = 1
+    return run
+
+
+def watched(run):
+    """Note every stage that the server runs."""
+    stages, original = [], run.ctx.run_stage
+
+    def note(stage, party, name):
+        stages.append(stage)
+        return original(stage, party, name)
+
+    run.ctx.run_stage = note
+    return stages
+
+
+def finished(method, models=ADG, clients=None, rounds=2, **options):
+    run = federation(method, clients or problem((18, 24, 30)), models, rounds, QUICK, **options)
+    run.run()
+    return run
+
+
+def clones(state):
+    return {name: tensor.detach().clone() for name, tensor in state.items()}
+
+
+def equal(a, b):
+    assert a.keys() == b.keys()
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+def projections(run):
+    return {name: module for name, module in run.server.models.items() if name.startswith("projection/")}
+
+
+def matrices(run):
+    return {name: module.matrix.detach().clone() for name, module in projections(run).items()}
+
+
+def off_identity(matrix):
+    return float((matrix - torch.eye(len(matrix))).abs().max())
+
+
+# --- aggregation ---
+
+
+def test_entries_are_averaged_over_their_holders_by_hand():
+    values = {0: (4, 1.0), 1: (4, 3.0), 2: (3, 5.0), 3: (2, 7.0), 4: (2, 9.0)}
+    parts = [
+        Part({"w": torch.full((n, n), v)}, {"w": Slot("w", (slice(0, n), slice(0, n)))}, 1.0)
+        for n, v in values.values()
+    ]
+    expected = torch.full((4, 4), 2.0)  # two holders
+    expected[:3, :3] = 3.0  # three
+    expected[:2, :2] = 5.0  # all five
+    for order in (parts, parts[::-1], [parts[i] for i in (2, 4, 0, 3, 1)]):
+        state = {"w": torch.full((5, 4), -1.0)}
+        scatter_mean(state, order)
+        torch.testing.assert_close(state["w"][:4], expected)
+        assert state["w"][4].tolist() == [-1.0] * 4  # held by nobody
+
+
+# --- projections ---
+
+
+@pytest.mark.parametrize(
+    "models, options, names",
+    [
+        (ADG, {}, {ADG[1], ADG[2]}),
+        (levels("cnn:4-10", "a-a-a"), {}, set()),
+        (levels("cnn:4-10", "a-c-d-f-i"), {}, set(levels("cnn:4-10", "c-d-f-i"))),
+        (levels("cnn:4-10", "d-g"), {}, {"cnn:4-10@0.4"}),  # the server is as wide as the widest client
+        (levels("cnn:4-10", "d-g"), {"server_model": "cnn:4-10@1"}, {"cnn:4-10@0.7", "cnn:4-10@0.4"}),
+        (ADG, {"align": False}, {"1", "2", "4", "5"}),
+        (ADG, {"distill": "logit"}, set()),
+        (ADG, {"distill": "none"}, set()),
+    ],
+)
+def test_there_is_a_projection_for_every_teacher_of_another_width(models, options, names):
+    run = started(FedFD(**options), models, problem((9,) * 6))
+    assert {name.removeprefix("projection/") for name in projections(run)} == names
+    for module in projections(run).values():
+        assert isinstance(module, OrthogonalProjection) and module.matrix.shape == (run.server.main.feature_dim,) * 2
+
+
+@pytest.mark.parametrize("orth_map", [name for name in ORTH_MAPS if name != "taylor"])
+def test_projections_stay_orthonormal_over_rounds(orth_map):
+    run = started(FedFD(orth_map=orth_map, distill_epochs=4, distill_batch=8, distill_lr=0.05, temperature=0.3))
+    before = matrices(run)
+    for number in (1, 2):
+        exchange(run, MAIN, number)
+    for name, module in projections(run).items():
+        columns = module.columns().detach()
+        assert columns.shape[0] == 10 and off_identity(columns.T @ columns) <= 1e-5
+        assert float((module.matrix.detach() - before[name]).abs().max()) > 1e-3
+
+
+def test_without_orthogonality_the_matrices_are_free():
+    run = started(FedFD(orthogonal=False, distill_epochs=8, **STRONG))
+    exchange(run, MAIN)
+    shapes = {name: tuple(module.matrix.shape) for name, module in projections(run).items()}
+    assert shapes == {f"projection/{ADG[1]}": (10, 7), f"projection/{ADG[2]}": (10, 4)}
+    assert all(off_identity(m.columns().detach().T @ m.columns().detach()) > 0.01 for m in projections(run).values())
+
+
+def test_a_teacher_wider_than_the_server_has_orthonormal_rows():
+    run = started(FedFD(aggregation="none", server_model="cnn:4-8"), UNLIKE)
+    ((name, module),) = projections(run).items()
+    assert name == "projection/resnet10:w2" and module.matrix.shape == (16, 16)
+    columns = module.columns().detach()
+    assert columns.shape == (8, 16) and off_identity(columns @ columns.T) <= 1e-5
+
+
+def test_a_width_that_is_absent_leaves_its_matrix_and_the_divisor_alone():
+    run = started(FedFD(**STRONG))
+    stages, before = watched(run), matrices(run)
+    exchange(run, MAIN, clients=(0, 1))
+    assert list(stages[0].columns) == [f"feature/{ADG[1]}"]
+    after = matrices(run)
+    assert torch.equal(after[f"projection/{ADG[2]}"], before[f"projection/{ADG[2]}"])
+    assert not torch.equal(after[f"projection/{ADG[1]}"], before[f"projection/{ADG[1]}"])
+
+
+def test_projections_persist_or_are_drawn_anew():
+    kept, fresh = (started(FedFD(proj_persist=p, distill_lr=1e-12)) for p in (True, False))
+    first = matrices(kept)
+    assert equal(first, matrices(fresh))
+    for run in (kept, fresh):
+        exchange(run, MAIN)
+    assert all(torch.allclose(t, first[n], atol=1e-9) for n, t in matrices(kept).items())
+    again = matrices(fresh)
+    assert all(float((t - first[n]).abs().max()) > 1e-3 for n, t in again.items())
+    exchange(fresh, MAIN, 2)
+    assert all(float((t - again[n]).abs().max()) > 1e-3 for n, t in matrices(fresh).items())
+
+
+# --- teachers ---
+
+
+def test_teachers_are_uniform_means_of_the_features_of_the_uploaded_networks():
+    run = started(FedFD(), clients=problem((18, 24, 30, 9, 40)))  # clients 0, 3: wide; 1, 4: middle; 2: narrow
+    stages = watched(run)
+    exchange(run, MAIN)
+    said = {c: answers(party(run, c).main, run.server.public, True, False)["features"] for c in range(5)}
+    (stage,) = stages
+    assert list(stage.columns) == [f"feature/{ADG[1]}", f"feature/{ADG[2]}"]
+    torch.testing.assert_close(stage.columns[f"feature/{ADG[1]}"], (said[1] + said[4]) / 2)
+    assert torch.equal(stage.columns[f"feature/{ADG[2]}"], said[2])
+    assert stage.data is run.server.public and stage.training.batch_size == 64
+    assert (stage.training.lr, stage.training.momentum, stage.training.optimizer) == (0.01, 0.9, "sgd")
+
+
+def test_without_alignment_every_client_is_a_teacher():
+    run = started(FedFD(align=False), clients=problem((18, 24, 30, 9, 40)))
+    stages = watched(run)
+    exchange(run, MAIN)
+    assert list(stages[0].columns) == ["feature/1", "feature/2", "feature/4"]
+    said = answers(party(run, 4).main, run.server.public, True, False)["features"]
+    assert torch.equal(stages[0].columns["feature/4"], said)
+
+
+def test_teachers_with_static_norms_use_statistics_of_the_public_data():
+    run = started(FedFD(), NORMED)
+    stages = watched(run)
+    exchange(run, MAIN)
+    for client in (1, 2):
+        model = run.ctx.blueprints[NORMED[client]].build()
+        model.load_state_dict(party(run, client).main.state_dict())
+        collect_statistics(model, run.server.public, 64)
+        expected = answers(model, run.server.public, True, False)["features"]
+        torch.testing.assert_close(stages[0].columns[f"feature/{NORMED[client]}"], expected)
+        own = answers(party(run, client).main, run.server.public, True, False)["features"]
+        assert float((own - expected).abs().max()) > 0.01  # with statistics of its own data it would say something else
+
+
+def test_teachers_with_ordinary_norms_use_the_statistics_that_they_upload():
+    run = started(FedFD(static_bn=False), NORMED)
+    stages = watched(run)
+    exchange(run, MAIN)
+    expected = answers(party(run, 1).main, run.server.public, True, False)["features"]
+    torch.testing.assert_close(stages[0].columns[f"feature/{NORMED[1]}"], expected)
+
+
+def test_logit_teacher_is_the_mean_of_all_clients_logits():
+    run = started(FedFD(distill="logit"))
+    stages = watched(run)
+    exchange(run, MAIN)
+    said = [logits_of(party(run, c).main, run.server.public) for c in range(3)]
+    assert list(stages[0].columns) == ["logits"]
+    torch.testing.assert_close(stages[0].columns["logits"], sum(said) / 3)
+
+
+# --- the loss ---
+
+
+class Given(nn.Module):
+    """A network whose features are its input, with a head of ones."""
+
+    def features(self, x):
+        return x
+
+    def head(self, z):
+        return z @ torch.ones(z.shape[1], 2).cumsum(1)
+
+
+def loss_of(method, columns, z, modules=()):
+    nets = {"main": Net(Given()), **{name: Net(module) for name, module in dict(modules).items()}}
+    return method.distillation_loss(nets, Batch(z, torch.zeros(len(z)), columns), {})
+
+
+def kl(p, q):
+    return float((p * (p / q).log()).sum(1).mean())
+
+
+def test_loss_is_the_mean_over_teachers_by_hand():
+    z = torch.tensor([[1.0, 2.0, 0.0], [0.5, 0.0, 1.0]])
+    narrow, full = torch.tensor([[0.0, 1.0], [1.0, 1.0]]), torch.tensor([[1.0, 0.0, 0.0], [0.0, 2.0, 0.0]])
+    turn = OrthogonalProjection(3, 2)
+    with torch.no_grad():
+        turn.matrix[0, 1] = -math.pi / 2  # first two features turned by a right angle: (a, b, c) -> (b, -a)
+    columns = {"feature/narrow": narrow, "feature/full": full}
+    projected = torch.tensor([[2.0, -1.0], [0.0, -0.5]])
+    torch.testing.assert_close(turn(z).detach(), projected)
+    for tau in (1.0, 0.5):
+        terms = [
+            kl(torch.softmax(teacher / tau, 1), torch.softmax(student / tau, 1))
+            for student, teacher in ((projected, narrow), (z, full))
+        ]
+        method = FedFD(temperature=tau, static_bn=False)
+        found = float(loss_of(method, columns, z, {"projection/narrow": turn}).detach())
+        assert found == pytest.approx(sum(terms) / 2, abs=1e-6)
+    swapped = FedFD(kl_direction="student_teacher", static_bn=False)
+    one = {"feature/narrow": narrow}
+    expected = kl(torch.softmax(projected, 1), torch.softmax(narrow, 1))
+    assert float(loss_of(swapped, one, z, {"projection/narrow": turn}).detach()) == pytest.approx(expected, abs=1e-6)
+    squared = FedFD(feature_loss="mse", static_bn=False)
+    expected = float((projected - narrow).pow(2).mean())
+    assert float(loss_of(squared, one, z, {"projection/narrow": turn}).detach()) == pytest.approx(expected, abs=1e-6)
+
+
+def test_logit_term_is_added_with_its_weight():
+    z, logits = torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 1.0]])
+    divergence = kl(torch.softmax(logits, 1), torch.softmax(torch.tensor([[3.0, 6.0]]), 1))
+    feature = kl(torch.tensor([[0.5, 0.5]]), torch.softmax(z, 1))
+    columns = {"feature/a": torch.zeros(1, 2), "logits": logits}
+    found = float(loss_of(FedFD(logit_aux=0.25, static_bn=False), columns, z))
+    assert found == pytest.approx(feature + 0.25 * divergence, abs=1e-6)
+    only = float(loss_of(FedFD(distill="logit", static_bn=False), {"logits": logits}, z))
+    assert only == pytest.approx(divergence, abs=1e-6)
+
+
+def test_the_full_group_takes_part_when_asked():
+    columns = {}
+    for option in (None, False, True):
+        run = started(FedFD(include_full_group=option))
+        stages = watched(run)
+        exchange(run, MAIN)
+        columns[option] = list(stages[0].columns)
+    narrow = [f"feature/{ADG[1]}", f"feature/{ADG[2]}"]
+    assert columns == {None: narrow, False: narrow, True: [f"feature/{ADG[0]}", *narrow]}
+
+
+def test_with_one_width_there_is_nothing_to_distil_unless_asked():
+    models = ["cnn:4-10@1"]
+    skipped, base = finished(FedFD(**STRONG), models), finished(HeteroFL(**AS_HETEROFL), models)
+    assert equal(skipped.server.state, base.server.state)
+    assert "distill_loss" not in skipped.history[-1]
+    asked = finished(FedFD(include_full_group=True, **STRONG), models)
+    assert not equal(asked.server.state, base.server.state)
+
+
+@pytest.mark.parametrize("models", [ADG, NORMED])
+def test_distillation_lowers_its_loss(models):
+    runs = [
+        started(FedFD(distill_epochs=e, distill_batch=8, distill_lr=0.05, temperature=0.3), models) for e in (1, 15)
+    ]
+    found = []
+    for run in runs:
+        stages = watched(run)
+        exchange(run, MAIN)
+        columns = stages[0].columns
+        nets = {name: Net(module) for name, module in run.server.models.items()}
+        batch = Batch(run.server.public.inputs(), run.server.public.labels(), columns)
+        found.append(float(run.method.distillation_loss(nets, batch, {}).detach()))
+    assert found[1] < 0.8 * found[0]
+
+
+# --- what moves ---
+
+
+@pytest.mark.parametrize("models", [ADG, NORMED])
+def test_distillation_moves_the_extractor_and_the_projections_but_not_the_head(models):
+    plain, taught = started(FedFD(distill="none"), models), started(FedFD(**STRONG), models)
+    drawn = matrices(taught)
+    for run in (plain, taught):
+        exchange(run, MAIN)
+    for name in plain.server.state:
+        head, statistics = name.startswith("head."), "running" in name
+        assert statistics or torch.equal(plain.server.state[name], taught.server.state[name]) == head, name
+    own = taught.server.main.state_dict()
+    assert all(torch.equal(t, taught.server.state[n]) for n, t in own.items() if n in taught.server.state)
+    assert all(not torch.equal(t, drawn[n]) for n, t in matrices(taught).items())
+    assert same(states(plain), states(taught))  # the uploaded networks belong to the clients
+
+
+def test_a_logit_term_moves_the_head_too():
+    plain, taught = started(FedFD(distill="none")), started(FedFD(logit_aux=0.5))
+    for run in (plain, taught):
+        exchange(run, MAIN)
+    assert not torch.equal(plain.server.state["head.weight"], taught.server.state["head.weight"])
+
+
+def test_what_was_distilled_reaches_the_clients():
+    run = started(FedFD(**STRONG))
+    exchange(run, MAIN)
+    message = run.method.send(run.server, run.backend.infos[2], MAIN, run.ctx)
+    sent = message.params["main"]["stages.0.conv.weight"]
+    assert torch.equal(sent, run.server.main.state_dict()["stages.0.conv.weight"][:4, :2])
+
+
+def test_statistics_are_those_of_the_distilled_network_on_public_data():
+    run = started(FedFD(**STRONG), NORMED)
+    exchange(run, MAIN)
+    model = run.ctx.blueprints[NORMED[0]].build()
+    model.load_state_dict({n: t for n, t in run.server.state.items() if "::" not in n}, strict=False)
+    collect_statistics(model, run.server.public, run.ctx.training.batch_size)
+    found = run.server.main.state_dict()
+    assert all(torch.equal(t, found[n]) for n, t in model.state_dict().items() if "running" in n)
+
+
+def test_distillation_leaves_statistics_that_clients_collect_alone():
+    run = started(FedFD(statistics="clients", measure="slice", **STRONG), NORMED)
+    before = {name: tensor.clone() for name, tensor in run.server.state.items() if "running" in name}
+    exchange(run, MAIN)
+    assert before and all(torch.equal(run.server.state[name], tensor) for name, tensor in before.items())
+
+
+def test_without_static_norms_the_students_statistics_move_and_are_shared():
+    plain, taught = (started(FedFD(static_bn=False, distill=d), NORMED) for d in ("none", "feature"))
+    for run in (plain, taught):
+        exchange(run, MAIN)
+    name = "stem.norm.running_mean"
+    assert not torch.equal(plain.server.state[name], taught.server.state[name])
+    assert torch.equal(taught.server.main.state_dict()[name], taught.server.state[name])
+
+
+# --- limit cases ---
+
+
+@pytest.mark.parametrize("models", [ADG, NORMED])
+@pytest.mark.parametrize("off", [{"distill": "none"}, {"distill_epochs": 0}])
+def test_without_distillation_it_is_heterofl_exactly(models, off):
+    options = {"rounds": 3, "participation": 0.67}
+    run, base = finished(FedFD(**off), models, **options), finished(HeteroFL(**AS_HETEROFL), models, **options)
+    assert equal(run.server.state, base.server.state)
+    assert same(states(run), states(base))
+    for a, b in zip(run.history, base.history, strict=True):
+        assert (a["accuracy"], a["loss"], a["bytes_up"]) == (b["accuracy"], b["loss"], b["bytes_up"])
+
+
+def test_without_distillation_and_with_heterofls_defaults_it_is_heterofl_too():
+    defaults = {name: getattr(HeteroFL(), name) for name in AS_HETEROFL}
+    run, base = finished(FedFD(distill="none", **defaults), NORMED), finished(HeteroFL(), NORMED)
+    assert equal(run.server.state, base.server.state) and same(states(run), states(base))
+
+
+def test_both_ablations_together_are_logit_distillation():
+    bare, logit = finished(FedFD(align=False, orthogonal=False)), finished(FedFD(distill="logit"))
+    assert equal(bare.server.state, logit.server.state)
+    for one in ({"align": False}, {"orthogonal": False}):
+        assert not equal(finished(FedFD(**one)).server.state, logit.server.state)
+
+
+def test_a_lone_client_as_wide_as_the_server_has_no_logits_to_teach():
+    options = {"models": ["cnn:4-10@1"], "clients": problem((18,)), "rounds": 1}
+    taught, plain = (finished(FedFD(distill=d, **STRONG), **options) for d in ("logit", "none"))
+    for name, tensor in plain.server.state.items():
+        torch.testing.assert_close(taught.server.state[name], tensor, atol=1e-5, rtol=0)
+    assert taught.history[-1]["distill_loss"] == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"distill": "logit"}, {"aggregation": "none"}])
+def test_public_labels_change_nothing(options):
+    runs = [finished(FedFD(**options), NORMED, problem((18, 24, 30), labelled=flag)) for flag in (True, False)]
+    labels = [run.server.public.labels() for run in runs]
+    assert not torch.equal(*labels)
+    assert equal(runs[0].server.main.state_dict(), runs[1].server.main.state_dict())
+    assert same(states(runs[0]), states(runs[1]))
+
+
+# --- the server's own width ---
+
+
+def test_a_wider_server_learns_its_outer_ring_from_distillation_only():
+    models, server = levels("cnn:4-10", "d-g"), {"server_model": "cnn:4-10@1"}
+    plain, taught = (started(FedFD(distill=d, **server, **STRONG), models) for d in ("none", "feature"))
+    start = clones(plain.server.state)
+    assert start["stages.0.conv.weight"].shape[:2] == (10, 4)
+    for run in (plain, taught):
+        exchange(run, MAIN)
+    ring = {name: run.server.state["stages.0.conv.weight"][7:] for name, run in (("plain", plain), ("taught", taught))}
+    assert torch.equal(ring["plain"], start["stages.0.conv.weight"][7:])
+    assert not torch.equal(ring["taught"], ring["plain"])
+    assert not torch.equal(plain.server.state["stages.0.conv.weight"], start["stages.0.conv.weight"])
+    assert taught.method.serves(taught.server) and taught.server.main.feature_dim == 10
+
+
+@pytest.mark.parametrize("spec", ["cnn:4-10@0.1", "cnn:4-12@1", "mlp:1x200"])
+def test_a_server_that_does_not_contain_the_clients_networks_is_refused(spec):
+    with pytest.raises(pf.InputError, match="does not contain cnn:4-10@1"):
+        started(FedFD(server_model=spec))
+
+
+# --- without aggregation ---
+
+
+class OwnNet(nn.Module):
+    """A user's own network."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(64, 6)
+        self.out = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.body(x.flatten(1))))
+
+
+def own_model():
+    return pf.adapt(OwnNet(), head="out", input_shape=(1, 8, 8))
+
+
+NONE = {"aggregation": "none", "server_model": "cnn:6-12"}
+
+
+def test_unlike_networks_and_a_users_own_learn_without_parameters_travelling():
+    models = (*UNLIKE, own_model)
+    run = finished(FedFD(**NONE, subset=16), models, problem((18, 24, 30)), rounds=3)
+    names = {name.removeprefix("projection/") for name in projections(run)}
+    assert names == {"cnn:4-8", "resnet10:w2", "own_model"}
+    up = sum(4 * 16 * (d + 3) for d in (8, 16, 6))  # features and logits on the subset
+    assert [line["bytes_up"] for line in run.history] == [up] * 3
+    down = 3 * 8  # the seed of the subset; from the second round the student's logits
+    assert [line["bytes_down"] for line in run.history] == [down, down + 3 * 4 * 16 * 3, down + 3 * 4 * 16 * 3]
+    assert all(0 <= line["accuracy"]["global"] <= 1 and line["distill_loss"] > 0 for line in run.history)
+    assert run.server.state == {} and type(run.server.main).__name__ == "ConvNet"
+
+
+def test_without_a_digest_clients_train_locally_exactly():
+    options = {"rounds": 3, "participation": 0.67}
+    run = finished(FedFD(**NONE, digest_epochs=0), UNLIKE, **options)
+    base = finished(Local(), UNLIKE, **options)
+    assert same(states(run), states(base))
+    assert run.history[-1]["bytes_down"] == 2 * 8
+    digesting = finished(FedFD(**NONE), UNLIKE, **options)
+    assert not same(states(digesting), states(base))
+
+
+def test_clients_digest_the_students_logits_on_the_subset_of_the_round():
+    run = started(FedFD(**NONE, subset=10), UNLIKE)
+    infos = run.backend.infos
+    first = run.method.send(run.server, infos[0], MAIN, run.ctx)
+    assert not first.data  # the student knows nothing yet
+    exchange(run, MAIN)
+    run.ctx.round = 2
+    second = run.method.send(run.server, infos[0], MAIN, run.ctx)
+    assert second.meta["subset_seed"] != first.meta["subset_seed"]
+    client = party(run, 0)
+    client.memory["subset_seed"] = second.meta["subset_seed"]
+    expected = logits_of(run.server.main, run.method.exchange.public_subset(client))
+    assert torch.equal(second.data["logits"], expected)
+    client.inbox = second
+    digest, revisit = run.method.local(client, MAIN, run.ctx), None
+    stage = next(digest)
+    assert torch.equal(stage.columns["target"], expected) and len(stage.data) == 10
+    revisit = digest.send(0.0)
+    assert revisit.data is None
+    other = run.method.local(client, MAIN, run.ctx)
+    assert next(other).loss == stage.loss  # engines group clients by comparing losses
+    assert not run.method.send(run.server, infos[0], pf.Step("evaluate", who="all", up=False), run.ctx).meta
+
+
+def test_the_student_learns_its_head_from_the_mean_logits():
+    run = started(FedFD(**NONE, distill_epochs=20, distill_batch=8, distill_lr=0.05), UNLIKE)
+    stages, head = watched(run), run.server.main.head.weight.detach().clone()
+    exchange(run, MAIN)
+    (stage,) = stages
+    subset = run.method.exchange.public_subset(run.server)
+    said = [logits_of(party(run, c).main, subset) for c in range(3)]
+    torch.testing.assert_close(stage.columns["logits"], sum(said) / 3)
+    assert set(stage.columns) == {"feature/cnn:4-8", "feature/resnet10:w2", "logits"}
+    assert not torch.equal(run.server.main.head.weight, head)
+    before = logits_of(build("cnn:6-12", (1, 8, 8), 3), subset)
+    target = torch.softmax(stage.columns["logits"], 1)
+    after = logits_of(run.server.main, subset)
+    assert F.cross_entropy(after, target) < F.cross_entropy(before, target)
+
+
+def test_networks_of_one_width_but_unlike_build_are_two_teachers():
+    run = started(FedFD(**NONE), ("cnn:4-8", "mlp:1x8", "cnn:4-8"))
+    stages = watched(run)
+    exchange(run, MAIN)
+    subset = run.method.exchange.public_subset(run.server)
+    said = [answers(party(run, c).main, subset, True, False)["features"] for c in range(3)]
+    assert torch.equal(stages[0].columns["feature/mlp:1x8"], said[1])
+    torch.testing.assert_close(stages[0].columns["feature/cnn:4-8"], (said[0] + said[2]) / 2)
+
+
+def test_without_aggregation_teachers_as_wide_as_the_student_take_part():
+    run = started(FedFD(aggregation="none"), UNLIKE)
+    assert run.server.main.feature_dim == 16  # the largest of the clients' networks
+    stages = watched(run)
+    exchange(run, MAIN)
+    assert set(projections(run)) == {"projection/cnn:4-8"}
+    assert set(stages[0].columns) == {"feature/cnn:4-8", "feature/resnet10:w2", "logits"}
+    left_out = started(FedFD(aggregation="none", include_full_group=False), UNLIKE)
+    stages = watched(left_out)
+    exchange(left_out, MAIN)
+    assert set(stages[0].columns) == {"feature/cnn:4-8", "logits"}
+
+
+def test_logit_distillation_without_aggregation_sends_logits_only():
+    run = finished(FedFD(**NONE, distill="logit", subset=16), UNLIKE, rounds=1)
+    assert run.history[0]["bytes_up"] == 3 * 4 * 16 * 3 and not projections(run)
+
+
+# --- real federations ---
+
+
+@pytest.mark.parametrize("models", [ADG, NORMED])
+def test_bytes_are_those_of_the_slices(models):
+    sizes = [sum(p.numel() for p in build(m, (1, 8, 8), 3).parameters()) for m in models]
+    run = finished(FedFD(), models, rounds=1)
+    assert run.history[0]["bytes_down"] == sum(4 * p for p in sizes)
+    assert run.history[0]["bytes_up"] == sum(4 * p + 8 for p in sizes)
+
+
+@pytest.mark.parametrize("options", [{}, {"aggregation": "none"}, {"static_bn": False}, {"distill": "logit"}])
+@pytest.mark.parametrize("public", [40, 9, 1])
+def test_small_clients_missing_classes_and_partial_participation(options, public):
+    clients = problem((1, 24, 2, 30, 17, 3), public=public, lacking=1)
+    method = FedFD(**options, distill_batch=8)
+    run = finished(method, NORMED, clients, rounds=3, participation=0.5)
+    assert all(len(line["participants"]) == 3 for line in run.history)
+    assert all(math.isfinite(line["loss"]) and 0 <= line["accuracy"]["global"] <= 1 for line in run.history)
+    assert all(bool(t.isfinite().all()) for t in run.server.main.state_dict().values())
+
+
+# --- refusals ---
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"distill": "features"}, ("distill", "'feature' or 'logit' or 'none'", "'features'")),
+        ({"orth_map": "exp"}, ("orth_map", "matrix_exp")),
+        ({"kl_direction": "both"}, ("kl_direction", "teacher_student")),
+        ({"feature_loss": "l1"}, ("feature_loss", "mse")),
+        ({"aggregation": "full"}, ("aggregation", "prefix")),
+        ({"distill_optimizer": "lion"}, ("distill_optimizer", "sgd")),
+        ({"temperature": 0.0}, ("temperature", "positive")),
+        ({"distill_batch": 0}, ("distill_batch", "positive")),
+        ({"distill_epochs": -1}, ("distill_epochs", "negative")),
+        ({"logit_aux": -0.5}, ("logit_aux", "negative")),
+        ({"aggregation": "none", "distill": "none"}, ("nothing is shared", "local")),
+        ({"aggregation": "none", "digest_loss": "l3"}, ("digest_loss", "l1")),
+        ({"buffers": "local", "static_bn": False}, ("buffers='local'", "static_bn=True")),
+    ],
+)
+def test_values_that_make_no_sense_are_refused(options, words):
+    with pytest.raises(pf.InputError) as error:
+        FedFD(**options).check()
+    assert str(error.value).startswith("fed") and all(word in str(error.value) for word in words)
+
+
+def bare_model():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+
+
+@pytest.mark.parametrize(
+    "method, models, public, words",
+    [
+        (FedFD(), ADG, 0, ("public data", "--public")),
+        (FedFD(), UNLIKE, 40, ("one family", "client 1", "resnet10:w2")),
+        (FedFD(aggregation="none"), (bare_model,), 40, ("features(x)", "client 0", "polyfed.adapt")),
+        (FedFD(), (own_model,), 40, ("one family", "client 0", "own_model")),
+    ],
+)
+def test_unmet_needs_are_named(method, models, public, words):
+    clients = problem((18, 24, 30))
+    if not public:
+        clients = pf.Clients.from_parts([(torch.rand(9, 1, 8, 8), torch.arange(9) % 3)], test=clients.test)
+    with pytest.raises(pf.InputError) as error:
+        federation(method, clients, models)
+    assert all(word in str(error.value) for word in words), str(error.value)

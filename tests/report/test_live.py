@@ -1,0 +1,145 @@
+"""The terminal view, and Ctrl-C in a real process."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from polyfed.live import LiveProgress, Stopped, Stopper, View, duration, sparkline
+
+
+def line(number, mean=0.5, **more):
+    accuracy = {"mean": mean, "worst": 0.1, "per_client": [0.9, 0.1], "global": None}
+    return {"round": number, "phase": "round", "accuracy": accuracy, "bytes_up": 1000, "bytes_down": 2000, **more}
+
+
+@pytest.mark.parametrize(
+    ("values", "width", "expected"),
+    [([0.0, 0.5, 1.0], 9, "▁▅█"), ([0.3, 0.3], 9, "▁▁"), ([0.0, 1.0, 0.0], 2, "█▁"), ([], 9, ""), ([1.0], 0, "")],
+)
+def test_sparkline(values, width, expected):
+    assert sparkline(values, width) == expected
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59, "59 s"), (200, "3 min 20 s"), (7500, "2 h 05 min")])
+def test_duration(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_time_left_follows_the_pace():
+    now = [0.0]
+    view = View(10, "alpha", clock=lambda: now[0])
+    assert view.left() is None
+    now[0] = 4.0
+    view.add(line(1))
+    now[0] = 6.0
+    view.add(line(2))  # three seconds a round, eight rounds to go
+    assert view.left() == pytest.approx(24.0)
+    now[0] = 8.0
+    assert view.left() == pytest.approx(22.0)
+
+
+def test_a_resumed_run_is_paced_by_its_own_rounds():
+    now = [0.0]
+    view = View(10, "alpha", clock=lambda: now[0])
+    now[0] = 2.0
+    view.add(line(8))
+    assert view.left() == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 200])
+def test_the_view_fits_any_width(width):
+    view = View(10, "a-method-with-a-long-name #0")
+    for number in range(1, 6):
+        view.add(line(number, number / 10))
+    out = io.StringIO()
+    Console(file=out, force_terminal=True, width=width, color_system=None).print(view)
+    rows = out.getvalue().splitlines()
+    assert len(rows) == 4  # a wrapped row would leave rests behind when it is redrawn
+    assert all(len(row) <= width for row in rows)
+
+
+def test_the_view_says_what_matters():
+    view = View(10, "alpha")
+    view.add(line(4, 0.5))
+    out = io.StringIO()
+    Console(file=out, force_terminal=True, width=100, color_system=None).print(view)
+    text = out.getvalue()
+    for part in ("alpha", "round 4/10", "50.0 %", "best 90.0 % (client 0)", "worst 10.0 % (client 1)", "sent 1.0 kB"):
+        assert part in text
+
+
+def test_plain_lines_where_there_is_no_terminal():
+    out = io.StringIO()
+    progress = LiveProgress(Console(file=out, width=200), 10, "alpha")
+    progress(line(1))
+    progress.close()
+    assert out.getvalue().count("\n") == 1
+    assert "\x1b" not in out.getvalue()
+
+
+def test_a_terminal_is_redrawn_in_place():
+    out = io.StringIO()
+    progress = LiveProgress(Console(file=out, force_terminal=True, width=80), 10, "alpha")
+    for number in (1, 2):
+        progress(line(number))
+    progress.close()
+    assert "\x1b[1A" in out.getvalue()  # the cursor goes up
+
+
+def test_the_first_ctrl_c_waits_for_the_round_and_the_second_does_not():
+    stopper = Stopper(Console(file=io.StringIO()))
+    stopper(line(1))
+    stopper.request(signal.SIGINT, None)
+    with pytest.raises(Stopped, match="after round 2"):
+        stopper(line(2))
+    with pytest.raises(KeyboardInterrupt):
+        stopper.request(signal.SIGINT, None)
+
+
+def start(words):
+    program = [sys.executable, "-m", "polyfed.cli", *words]
+    return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def stop_after_first_line(process):
+    """Read progress until a round is done, press Ctrl-C, and return the last round printed and the error text."""
+    first = process.stdout.readline()
+    assert "round" in first, first + process.stderr.read()
+    process.send_signal(signal.SIGINT)
+    rest, errors = process.communicate(timeout=120)
+    rounds = [int(row.split("round")[1].split("/")[0]) for row in (first + rest).splitlines() if "/5000" in row]
+    return rounds, errors
+
+
+def test_ctrl_c_saves_a_checkpoint_and_resume_goes_on(tmp_path):
+    out = tmp_path / "run"
+    words = ["run", "--method", "fedavg", "--data", "digits", "--limit", "80", "--clients", "2", "--models", "mlp:1x8"]
+    process = start([*words, "--rounds", "5000", "--out", str(out)])
+    rounds, errors = stop_after_first_line(process)
+    assert process.returncode == 130, errors
+    assert f"Stopped after round {rounds[-1]}. Go on with polyfed resume {out}." in errors.replace("\n", " ")
+    index = json.loads((out / "checkpoint" / "index.json").read_text())
+    assert index["round"] == rounds[-1] == index["history_lines"]
+    assert not (out / "result.json").exists()
+    process = start(["resume", str(out)])
+    later, errors = stop_after_first_line(process)
+    assert process.returncode == 130, errors
+    assert later[0] == rounds[-1] + 1
+    history = [json.loads(row)["round"] for row in Path(out / "history.jsonl").read_text().splitlines()]
+    assert history == list(range(1, later[-1] + 1))
+
+
+def test_without_a_directory_ctrl_c_says_that_nothing_is_kept():
+    words = ["run", "--method", "local", "--data", "digits", "--limit", "80", "--clients", "2", "--models", "mlp:1x8"]
+    process = start([*words, "--rounds", "5000"])
+    _, errors = stop_after_first_line(process)
+    assert process.returncode == 130
+    assert "Nothing is kept" in errors

@@ -1,0 +1,154 @@
+"""Tables as frames, Markdown and LaTeX; figures as plotly and matplotlib objects; the command to run it again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+from report_runs import make_run
+from typer.testing import CliRunner
+
+from polyfed import report
+from polyfed.core.errors import InputError
+from polyfed.report import again, charts
+from polyfed.report.runs import Study, study
+
+
+def test_frame_has_numbers(two_methods):
+    frame = report.table(two_methods).set_index("method")
+    assert frame.loc["alpha", "accuracy %"] == pytest.approx(54.0)
+    assert frame.loc["alpha", "vs. local"] == pytest.approx(4.0)
+    assert frame.loc["alpha", "vs. local ±"] == pytest.approx(4.968, abs=1e-3)
+    assert frame.loc["beta", "sent"] == 2000
+    assert "vs. centralized" not in frame  # nobody ran it
+
+
+def test_markdown(two_methods):
+    head, rule, _, alpha, _ = report.to_markdown(two_methods).splitlines()
+    assert head.startswith("| method | accuracy % |")
+    assert rule.startswith("|---|---:|")
+    assert alpha.startswith("| alpha | 54.0 ± 5.0 |")
+
+
+def test_latex_is_escaped_and_marks_the_best():
+    runs = {name: [make_run(name, 0, [[value] * 3])] for name, value in (("a_b&c", 0.5), ("d", 0.4))}
+    text = report.to_latex(Study(runs))
+    assert r"a\_b\&c & \textbf{50.0}" in text
+    assert r"accuracy \%" in text
+    columns = len(text.splitlines()[0].removeprefix(r"\begin{tabular}{").removesuffix("}"))
+    assert all(line.replace(r"\&", "").count("&") == columns - 1 for line in text.splitlines() if "&" in line)
+
+
+def test_equal_values_are_both_best():
+    runs = {name: [make_run(name, 0, [[value] * 3])] for name, value in (("a", 0.50001), ("b", 0.5), ("c", 0.3))}
+    assert report.to_latex(Study(runs)).count(r"\textbf{50.0}") == 6  # accuracy, worst client and worst decile of two
+
+
+@pytest.mark.parametrize("kind", charts.KINDS)
+def test_every_chart_has_a_plotly_and_a_matplotlib_form(two_methods, kind, tmp_path):
+    figure = report.figure(two_methods, kind)
+    assert type(figure).__module__.startswith("plotly.")
+    assert len(figure.data) > 0
+    pytest.importorskip("matplotlib")
+    drawn = report.figure(two_methods, kind, backend="matplotlib")
+    assert drawn.axes[0].has_data()
+
+
+def test_curves_hold_the_means_and_the_band(two_methods):
+    figure = report.figure(two_methods, "curves")
+    alpha = next(trace for trace in figure.data if trace.name == "alpha" and trace.mode == "lines+markers")
+    assert list(alpha.x) == [1, 2]
+    assert list(alpha.y) == pytest.approx([50.0, 54.0])
+    band = next(trace for trace in figure.data if trace.legendgroup == "alpha" and trace.fill == "toself")
+    assert list(band.y) == pytest.approx([50.0, 56.0, 52.0, 50.0])  # up along the highest seed, back along the lowest
+
+
+def test_methods_without_messages_are_a_level_in_curves_by_bytes(two_methods):
+    chart = charts.curves(two_methods, "bytes")
+    assert [level.name for level in chart.levels] == ["local (sends nothing)"]
+    assert [series.name for series in chart.series] == ["alpha", "beta"]
+
+
+def test_gains_need_local():
+    with pytest.raises(InputError, match="need runs of 'local'"):
+        report.figure(Study({"alpha": [make_run("alpha", 0, [[0.5] * 3])]}), "gains")
+
+
+def test_unknown_names_are_refused_with_a_hint(two_methods):
+    with pytest.raises(InputError, match="did you mean 'curves'"):
+        report.figure(two_methods, "curve")
+    with pytest.raises(InputError, match="did you mean 'leaderboard'"):
+        report.table(two_methods, "leaderbord")
+    with pytest.raises(InputError, match="Unknown backend"):
+        report.figure(two_methods, "curves", backend="ascii")
+
+
+def test_export_writes_every_form_and_twice_the_same(two_methods, tmp_path):
+    pytest.importorskip("matplotlib")
+    first = report.export(two_methods, tmp_path / "a", ["svg"])
+    second = report.export(two_methods, tmp_path / "b", ["svg"])
+    names = {path.name for path in first}
+    assert {"curves.svg", "frontier.svg", "split.svg", "leaderboard.tex", "leaderboard.md", "fairness.csv"} <= names
+    assert [a.read_bytes() for a in first] == [b.read_bytes() for b in second]
+
+
+@pytest.mark.parametrize(("ending", "magic"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
+def test_static_formats(two_methods, tmp_path, ending, magic):
+    pytest.importorskip("matplotlib")
+    from polyfed.report.static import save
+
+    path = save(report.figure(two_methods, "frontier", "matplotlib"), tmp_path / f"f.{ending}")
+    assert path.read_bytes().startswith(magic)
+
+
+def test_other_endings_are_refused(two_methods, tmp_path):
+    pytest.importorskip("matplotlib")
+    from polyfed.report.static import save
+
+    with pytest.raises(InputError, match="png, svg, pdf"):
+        save(report.figure(two_methods, "frontier", "matplotlib"), tmp_path / "f.bmp")
+
+
+# --- running it again ---
+
+
+def test_the_command_of_a_comparison_makes_the_same_runs(comparison, tmp_path):
+    from polyfed.cli import app
+
+    (line,) = again.commands(study(comparison))
+    words = shlex.split(line)
+    assert words[:2] == ["polyfed", "compare"]
+    outcome = CliRunner().invoke(app, [*words[1:], "--quiet", "--out", str(tmp_path / "again")])
+    assert outcome.exit_code == 0, outcome.output
+    for method in ("local", "fedavg", "fedproto", "centralized"):
+        for seed in (0, 1):
+            one, two = (
+                json.loads((folder / method / f"seed-{seed}" / "result.json").read_text())
+                for folder in (comparison, tmp_path / "again")
+            )
+            assert one["accuracy"] == two["accuracy"]
+
+
+def test_the_command_of_a_run_makes_the_same_configuration(comparison, tmp_path):
+    from polyfed.cli import app
+
+    (line,) = again.commands(study(comparison / "fedproto" / "seed-1"))
+    outcome = CliRunner().invoke(app, [*shlex.split(line)[1:], "--quiet", "--out", str(tmp_path / "again")])
+    assert outcome.exit_code == 0, outcome.output
+    one, two = (
+        json.loads((folder / "config.json").read_text())
+        for folder in (comparison / "fedproto" / "seed-1", tmp_path / "again")
+    )
+    assert one == two
+
+
+def test_several_seeds_become_a_loop(comparison):
+    lines = again.commands(study([comparison / "fedavg" / "seed-0", comparison / "fedavg" / "seed-1"]))
+    assert len(lines) == 1
+    assert lines[0].startswith("for seed in 0 1; do polyfed run --method fedavg")
+    assert lines[0].endswith("--seed $seed; done")
+
+
+def test_runs_from_a_script_have_no_command(two_methods):
+    assert again.commands(two_methods) == []
