@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TESTED := $(VENV)/.installed-for-tests
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
 
@@ -10,19 +12,25 @@ help:  ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(STAMP): pyproject.toml constraints.txt
+	@echo 'Setting up $(VENV) (a minute or two, once) ...'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(INSTALL) -e .
 	@touch $(STAMP)
 
-setup: $(STAMP)  ## create .venv and install everything into it
+$(TESTED): $(STAMP)
+	@echo 'Adding what the tests need ...'
+	@$(INSTALL) -e '.[dev,flower,plots,tensorboard,mlflow]'
+	@touch $(TESTED)
+
+setup: $(TESTED)  ## create .venv and install everything into it
 
 demo: $(STAMP)  ## ten clients with five networks learn together on real digits
 	$(BIN)/polyfed demo
 
-test: $(STAMP)  ## run all tests
+test: $(TESTED)  ## run all tests
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow'
 
-check: $(STAMP)  ## lint, format and type checks
+check: $(TESTED)  ## lint, format and type checks
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -11,7 +11,9 @@ from torch import nn
 
 import polyfed as pf
 from polyfed.core.errors import InputError
-from polyfed.distil import Distillation
+from polyfed.core.nets import Net
+from polyfed.core.stage import Batch
+from polyfed.distil import Distillation, distillation_loss, made_inputs
 from polyfed.fusion import METHODS, Matching, fuse, fuse_blockdiag, fuse_files, load_fused
 from polyfed.models import build
 from polyfed.ops.chain import layers_of, shuffled, write_chain
@@ -186,12 +188,13 @@ def test_it_can_be_exported_for_any_batch_size(x, method):
 
 @pytest.mark.parametrize("confidence", ["first_norm", "first_max"])
 def test_choice_by_the_first_layer_runs_one_network_further_and_exports(x, confidence):
-    models = networks("mlp:1x8", "cnn:3-5,bn", "mlp:3x6")
+    models = networks("mlp:1x8", "mlp:3x8", "mlp:2x8")
     fused = fuse(models, confidence=confidence)
     with torch.no_grad():
         stems = [model.stem(x).flatten(1) for model in models]
         strength = torch.stack([s.norm(dim=1) if confidence == "first_norm" else s.amax(1) for s in stems])
         winner = strength.argmax(0)
+        assert len(set(winner.tolist())) > 1
         z = torch.stack([model(x) for model in models])
         assert torch.allclose(fused(x), z[winner, torch.arange(25)], atol=1e-5)
         seen = []
@@ -277,7 +280,29 @@ def test_distillation_with_unlabelled_data_agrees_with_its_teacher(x):
     assert not torch.equal(other(x), student(x))
 
 
-def test_distillation_without_data_learns_the_classes_of_every_network():
+def test_the_distillation_loss_is_the_divergence_of_the_student_from_its_teacher():
+    teacher, student = torch.tensor([[0.0, 3.0]]), nn.Linear(1, 2, bias=False)
+    student.weight.data = torch.tensor([[1.0], [0.0]])
+    batch = Batch(torch.ones(1, 1), torch.zeros(1), {"target": teacher})
+    found = distillation_loss({"main": Net(student)}, batch, {"temperature": torch.tensor(2.0)})
+    p, q = (teacher / 2).softmax(1), (student.weight.T / 2).softmax(1)
+    assert float(found.detach()) == pytest.approx(4 * float((p * (p / q).log()).sum().detach()))
+
+
+def test_inputs_are_made_for_the_classes_that_a_network_knows_and_it_takes_them_for_these():
+    models = networks("mlp:1x20", "mlp:2x20", scale=20.0)
+    options = Distillation(impressions=30, impression_steps=150)
+    counts = torch.tensor([[3, 0, 3, 0], [0, 1, 0, 0]])
+    made = made_inputs(models, counts, SHAPE, options, seed=0)
+    assert made.x.shape == ((2 + 1) * 30, *SHAPE)
+    assert made_inputs(models, None, SHAPE, Distillation(impressions=2, impression_steps=1), 0).x.shape[0] == 2 * 4 * 2
+    with torch.no_grad():
+        for network, rows, label in ((0, slice(0, 30), 0), (0, slice(30, 60), 2), (1, slice(60, 90), 1)):
+            taken = (models[network](made.x[rows]).argmax(1) == label).float().mean()
+            assert float(taken) > 0.45, (network, label)  # a target may prefer a similar class; chance is 0.25
+
+
+def test_distillation_without_data_gives_a_student_that_is_better_than_any_network():
     # Two networks that know two classes each; the student never sees data, only inputs made from them.
     rng = torch.Generator().manual_seed(0)
     centres = torch.eye(4, 10) * 4

@@ -48,6 +48,7 @@ _HOMES = {
     "FedProx": "polyfed.methods.fedprox",
     "FedIN": "polyfed.methods.fedin",
     "HeteroFL": "polyfed.methods.heterofl",
+    "FedFD": "polyfed.methods.fedfd",
     "FedProto": "polyfed.methods.fedproto",
     "FedVTC": "polyfed.methods.fedvtc",
     "FedMD": "polyfed.methods.fedmd",

@@ -34,6 +34,7 @@ def run(
     feature_dim: int | None = None,
     feature_adapter: str = "linear",
     evaluate: str | int = 1,
+    evaluate_clients: int | None = None,
     checkpoint_seconds: float = 10.0,
     resume: bool = False,
     engine: str = "threads",
@@ -58,8 +59,9 @@ def run(
         A new directory for history, checkpoint, models and result; None keeps everything in memory.
     feature_dim, feature_adapter
         Give every model features of this size, by a trainable projection (`linear`) or by pooling (`avgpool`).
-    evaluate
-        Every so many rounds, or `"end"`.
+    evaluate, evaluate_clients
+        Every so many rounds, or `"end"`; and how many clients (always the same ones) are measured before the end,
+        where all are. None: all every time.
     resume
         Continue the run in `out` from its checkpoint.
     engine, workers
@@ -92,6 +94,7 @@ def run(
         chosen_device(device),
         engine,
         workers,
+        evaluate_clients,
     )
     check_settings(settings)
     federation, infos = prepare(method, clients, models, settings, feature_dim, feature_adapter)
@@ -185,6 +188,7 @@ def resume(out: str | Path, observers: Sequence[Callable[[Line], None]] = ()) ->
         feature_dim=config["feature_dim"],
         feature_adapter=config["feature_adapter"],
         evaluate=config["evaluate_every"],
+        evaluate_clients=config.get("evaluate_clients"),
         checkpoint_seconds=config["checkpoint_seconds"],
         engine=config["engine"],
         workers=config["workers"],
@@ -219,6 +223,7 @@ def describe_run(
         "training": asdict(settings.training),
         "participation": asdict(settings.participation),
         "evaluate_every": settings.evaluate_every,
+        "evaluate_clients": settings.evaluate_clients,
         "checkpoint_seconds": settings.checkpoint_seconds,
         "engine": settings.engine,
         "workers": settings.workers,
@@ -257,6 +262,8 @@ def check_settings(settings: Settings) -> None:
     training, participation = settings.training, settings.participation
     if settings.rounds < 1:
         raise InputError(f"rounds must be at least 1, got {settings.rounds}.")
+    if settings.evaluate_clients is not None and settings.evaluate_clients < 1:
+        raise InputError(f"evaluate_clients must be at least 1, got {settings.evaluate_clients}.")
     if training.epochs < 1 or training.batch_size < 1:
         raise InputError(f"epochs and batch_size must be at least 1, got {training.epochs} and {training.batch_size}.")
     if not 0 < training.lr < float("inf"):

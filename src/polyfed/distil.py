@@ -36,7 +36,7 @@ def distil(
     """Fit a student to the scores of a fused predictor, T²·KL(teacher || student), on public or made inputs."""
     temperature = options.temperature or (20.0 if public is None else 2.0)
     with torch.enable_grad():
-        data = public if public is not None else _made_inputs(networks, counts, input_shape, options, seed)
+        data = public if public is not None else made_inputs(networks, counts, input_shape, options, seed)
     with torch.no_grad():
         target = torch.cat([teacher(x) for x, _ in data.chunks(CHUNK)])
     stage = Stage(
@@ -58,7 +58,7 @@ def distillation_loss(nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor
     return temperature**2 * kl_divergence(nets["main"](batch.x), batch["target"], temperature)
 
 
-def _made_inputs(
+def made_inputs(
     networks: Sequence[nn.Module],
     counts: Tensor | None,
     input_shape: Sequence[int] | None,

@@ -13,7 +13,7 @@ from polyfed.backends.inprocess import InProcess
 from polyfed.core.errors import InputError, TrainingError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
-from table import CASES, run_case, synthetic  # noqa: E402
+from table import CASES, run_case, synthetic
 
 
 def without_time(lines):
@@ -97,7 +97,7 @@ def test_crew_raises_the_error_of_the_first_item_and_leaves_the_thread_count_alo
 
     try:
         for workers in (1, 3):
-            with pytest.raises(ValueError, match="^0$"):
+            with pytest.raises(ValueError, match=r"^0$"):
                 Crew(workers).run(fail, list(range(6)), cost=float)
             assert torch.get_num_threads() == 2
     finally:

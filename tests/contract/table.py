@@ -54,6 +54,21 @@ CASES = [
         base_options={"weighting": "uniform"},
     ),
     Case(
+        "fedfd",
+        WIDTHS,
+        public=True,
+        off={"distill": "none"},
+        base="heterofl",
+        base_options={"weighting": "samples", "statistics": "public", "mask": False, "clip": None, "measure": "own"},
+    ),
+    Case(
+        "fedfd",
+        public=True,
+        options={"aggregation": "none", "server_model": "cnn:8-16", "subset": 20},
+        off={"digest_epochs": 0},
+        base="local",
+    ),
+    Case(
         "fedin",
         DEPTHS,
         {"feature_batch": 4},

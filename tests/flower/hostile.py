@@ -35,8 +35,9 @@ def spoil(how: str, head: Head, blob: bytes) -> tuple[Head, bytes]:
         state[first] = state[first].clone().fill_(float("nan"))
     elif how == "inf":
         state[first] = state[first].clone().fill_(float("inf"))
-    elif how == "huge":  # finite, but a sum of it is not
+    elif how == "huge":  # finite, but everybody who starts from it computes nonsense
         state[first] = state[first].clone().fill_(3e38)
+    elif how == "heavy":  # more weight in the mean than all others together
         message.meta["samples"] = 10**30
     elif how == "negative":
         message.meta["samples"] = -5

@@ -30,7 +30,7 @@ class Guest(Site):
     def answer(self, head: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
         reply = super().answer(head, blob)
         evil = json.loads(self.models.read_text()).get("evil", {})
-        if head.get("kind") == "work" and evil.get("site") == self.name:
+        if head.get("kind") == "work" and evil.get("site") == self.name and reply[1]:
             return hostile.spoil(evil["rounds"][head["round"] - 1], *reply)
         return reply
 

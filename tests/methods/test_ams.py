@@ -20,6 +20,7 @@ from polyfed.methods.ams import AMS
 from polyfed.methods.ensemble import Ensemble
 from polyfed.methods.oneshot_fedavg import OneShotFedAvg
 from polyfed.methods.pfnm import PFNM
+from polyfed.ops.selection import fit_temperature
 
 MIXED = ["mlp:1x8", "mlp:3x8", "cnn:4-6,bn"]
 SHORT = pf.Training(epochs=2, batch_size=8, lr=0.05)
@@ -104,6 +105,20 @@ def test_top_one_by_hand_for_every_input():
         winners.add(best)
         assert torch.allclose(scores[row], logits[best][row], atol=1e-6)
     assert len(winners) > 1
+
+
+def test_temperatures_are_fitted_by_the_clients_and_used_by_the_server():
+    clients = problem()
+    federation = trained(AMS(normalise="temperature"), clients)
+    models = client_models(federation)
+    with torch.no_grad():
+        own = [fit_temperature(m(c.inputs()), c.labels()) for m, c in zip(models, clients.train, strict=True)]
+    assert federation.method.about(federation.server, "temperature") == pytest.approx(own, rel=1e-4)
+    fused = pf.fuse(models, normalise="temperature", temperatures=own)
+    x = clients.test.inputs()
+    with torch.no_grad():
+        assert torch.allclose(server_scores(federation, x), fused(x), rtol=1e-3, atol=1e-3)
+        assert not torch.allclose(fused(x), pf.fuse(models)(x), rtol=1e-1)
 
 
 def test_it_takes_one_round_and_clients_are_measured_with_their_own_networks():

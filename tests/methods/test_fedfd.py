@@ -530,6 +530,16 @@ def test_the_student_learns_its_head_from_the_mean_logits():
     assert F.cross_entropy(after, target) < F.cross_entropy(before, target)
 
 
+def test_the_student_predicts_with_statistics_of_all_public_data():
+    run = started(FedFD(aggregation="none", server_model="cnn:6-12,bn", subset=10), UNLIKE)
+    exchange(run, MAIN)
+    again = build("cnn:6-12,bn", (1, 8, 8), 3)
+    again.load_state_dict(run.server.main.state_dict())
+    collect_statistics(again, run.server.public, 64)
+    assert equal(again.state_dict(), run.server.main.state_dict())
+    assert float(again.stem.norm.running_mean.abs().max()) > 0
+
+
 def test_networks_of_one_width_but_unlike_build_are_two_teachers():
     run = started(FedFD(**NONE), ("cnn:4-8", "mlp:1x8", "cnn:4-8"))
     stages = watched(run)

@@ -24,7 +24,7 @@ from polyfed.core.runner import run_stage
 from polyfed.core.samples import Samples, Scaling
 from polyfed.core.stage import Batch
 from polyfed.data import Clients
-from polyfed.methods.fedvtc import TUNE, VTC, FedVTC, synthetic_set
+from polyfed.methods.fedvtc import TUNE, VTC, FedVTC, recalibrated, synthetic_set
 from polyfed.models import build, with_feature_dim
 from polyfed.ops.memory import update_memory
 
@@ -481,6 +481,42 @@ def test_the_synthetic_set_is_balanced_labelled_and_repeatable():
         assert torch.allclose(images[:7], vtc.eval()(packed["prototypes"][0] + 0.2 * noise), atol=1e-6)
     still, _ = synthetic_set(vtc.train(), packed, torch.zeros(P), 2, rng())
     assert torch.equal(still[0], still[1]) and not torch.allclose(still[0], still[2])
+
+
+def test_recalibrated_statistics_are_those_of_latents_of_all_classes():
+    vtc, sigma = VTC(P, SHAPE), torch.full((P,), 0.2)
+    vtc(5 * normal(20, P))
+    packed = {"prototypes": 3 * normal(2, P, seed=1), "classes": torch.tensor([0, 2], dtype=torch.uint8)}
+    before = snapshot(vtc)
+    fresh = recalibrated(vtc, packed, sigma, rng(3))
+    assert same(before, snapshot(vtc))
+    assert {name for name in moved(before, snapshot(fresh)) if "running" not in name and "tracked" not in name} == set()
+    noise = torch.randn(256, P, generator=(stream := rng(3))), torch.randn(256, P, generator=stream)
+    first = fresh.decoder.layers[0]
+    with torch.no_grad():
+        latents = torch.cat([c + 0.2 * e for c, e in zip(packed["prototypes"], noise, strict=True)])
+        maps = first.conv(latents.unflatten(1, fresh.decoder.start))
+        torch.testing.assert_close(first.norm.running_mean, maps.mean((0, 2, 3)), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(first.norm.running_var, maps.var((0, 2, 3)), rtol=1e-4, atol=1e-4)
+        # So the prediction mode gives what the batch statistics of these latents give, in every layer.
+        torch.testing.assert_close(fresh.eval()(latents), vtc.train()(latents), rtol=1e-2, atol=1e-2)
+
+
+def test_images_come_from_the_recalibrated_decoder_where_asked_for():
+    ctx = make_context()
+    made = {}
+    for norm in ("averaged", "recalibrated"):
+        method = FedVTC(samples_per_class=4, norm_statistics=norm)
+        client = make_client(method, ctx)
+        receive(client, greeting())
+        vtc, data = client.models["vtc"], client.inbox.data
+        made[norm] = method.tuning(client, ctx).data.x
+        if norm == "recalibrated":
+            vtc = recalibrated(vtc, data, data["sigma"], ctx.rng("statistics", client))
+        assert torch.equal(made[norm], synthetic_set(vtc, data, data["sigma"], 4, ctx.rng("synthetic", client))[0])
+    assert not torch.allclose(made["averaged"], made["recalibrated"], atol=0.01)
+    shown = {norm: class_samples(run(FedVTC(samples_per_class=4, norm_statistics=norm)), 3) for norm in made}
+    assert not torch.allclose(shown["averaged"][0], shown["recalibrated"][0], atol=0.01)
 
 
 def tuned(method, ctx, classes=(0, 1, 2), spec="cnn:4-8,bn", model=None):

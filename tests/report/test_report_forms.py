@@ -64,6 +64,12 @@ def test_curves_hold_the_means_and_the_band(two_methods):
     assert list(band.y) == pytest.approx([50.0, 56.0, 52.0, 50.0])  # up along the highest seed, back along the lowest
 
 
+def test_names_are_shown_letter_by_letter():
+    figure = report.figure(Study({"<b>a</b>": [make_run("<b>a</b>", 0, [[0.5] * 3])]}), "curves")
+    assert figure.data[0].name == "&lt;b&gt;a&lt;/b&gt;"
+    assert figure.data[0].hovertext[0].startswith("&lt;b&gt;a&lt;/b&gt;, round 1: 50.0 %<br>")
+
+
 def test_methods_without_messages_are_a_level_in_curves_by_bytes(two_methods):
     chart = charts.curves(two_methods, "bytes")
     assert [level.name for level in chart.levels] == ["local (sends nothing)"]

@@ -67,6 +67,8 @@ def test_ten_thousand_clients_stay_below_the_limit(tmp_path):
         made.summary["label_counts"] = [[1] * 10] * number
         made.summary["samples"] = [10] * number
         runs[label] = [made]
+    points = sum(len(trace.x) for trace in report.figure(Study(runs), "gains").data)
+    assert points <= 2 * 1000 + 2  # of two methods, and their means
     path = report.write_report(Study(runs), tmp_path / "large.html")
     assert path.stat().st_size < LIMIT
     assert "The first 100 of 10000 clients" in path.read_text()
@@ -182,6 +184,7 @@ def test_it_prints_every_tab_on_light_paper(browser, page_file, tmp_path):
     with opened(browser, page_file, color_scheme="dark") as page:
         page.evaluate("dispatchEvent(new Event('beforeprint'))")
         assert page.evaluate("document.documentElement.dataset.theme") == "light"
+        assert page.locator("#panel-curves-bytes").is_visible()
         assert page.locator("#chart-curves-bytes .main-svg").count() > 0
         page.evaluate("dispatchEvent(new Event('afterprint'))")
         assert page.evaluate("document.documentElement.dataset.theme") == "dark"
@@ -190,7 +193,7 @@ def test_it_prints_every_tab_on_light_paper(browser, page_file, tmp_path):
 
 
 def test_names_cannot_inject_anything(browser, tmp_path):
-    evil = "</script><img src=x onerror=alert(1)>&amp;{{7*7}}"
+    evil = "</script ><img src=x onerror=alert(1)>&amp;{{7*7}}"
     runs = {
         label: [make_run(label, 0, [[0.5] * 3], architectures=[evil] * 3, up=3, down=3)] for label in ("local", evil)
     }

@@ -108,7 +108,14 @@ def test_targets_are_round_numbers_that_the_best_method_reached(two_methods):
 
 
 def test_frontier_leaves_out_whoever_is_beaten():
-    rows = [("cheap", 1.0, 0.5), ("beaten", 2.0, 0.5), ("middle", 2.0, 0.6), ("dear", 9.0, 0.7), ("awful", 10.0, 0.1)]
+    rows = [
+        ("cheap", 1.0, 0.5),
+        ("beaten", 2.0, 0.5),
+        ("middle", 2.0, 0.6),
+        ("no better", 3.0, 0.6),
+        ("dear", 9.0, 0.7),
+        ("awful", 10.0, 0.1),
+    ]
     assert statistics.frontier(rows) == ["cheap", "middle", "dear"]
 
 

@@ -30,7 +30,7 @@ def canvas(width: float, height: float) -> Any:
 
 def _plain(axes: Any, title: str, grid: bool = True) -> None:
     axes.set_title(title, loc="left", fontsize=10.5, color=INK)
-    axes.tick_params(length=0, labelsize=8.5, labelcolor=MUTED)
+    axes.tick_params(which="both", length=0, labelsize=8.5, labelcolor=MUTED)
     for side in ("top", "right", "left", "bottom"):
         axes.spines[side].set_visible(False)
     if grid:
@@ -99,7 +99,13 @@ def scatter(title: str, points: np.ndarray, groups: Sequence[str]) -> Any:
     _plain(axes, title, grid=False)
     axes.set_xticks([])
     axes.set_yticks([])
-    figure.legend(loc="outside lower left", ncols=min(5, len(names)), frameon=False, fontsize=8, markerscale=1.6)
+    figure.legend(
+        loc="outside lower left",
+        ncols=5 if max(map(len, names)) < 10 else 2,
+        frameon=False,
+        fontsize=8,
+        markerscale=1.6,
+    )
     return figure
 
 

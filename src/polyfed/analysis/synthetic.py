@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from polyfed.core.errors import InputError
 from polyfed.core.party import Party, load_state
 from polyfed.core.rundir import RunDirectory
-from polyfed.methods.fedvtc import VTC, decode
+from polyfed.methods.fedvtc import VTC, decode, recalibrated
 from polyfed.ops.gaussian import class_latents
 from polyfed.ops.prototypes import Prototypes
 
@@ -84,6 +84,9 @@ def shared_decoder(source: Any) -> tuple[nn.Module, Prototypes, Tensor]:
         raise InputError(
             "fedvtc: there is no mean decoder here: finish a run of fedvtc with finetune=True or vtc_upload='round'."
         )
-    vtc = VTC(len(memory["sigma"]), memory["image_shape"])
+    vtc: nn.Module = VTC(len(memory["sigma"]), memory["image_shape"])
     load_state(vtc, memory["vtc"])
-    return vtc, memory["prototypes"], memory["sigma"]
+    packed, sigma = memory["prototypes"], memory["sigma"]
+    if memory.get("norm_statistics") == "recalibrated":
+        vtc = recalibrated(vtc, packed, sigma, torch.Generator().manual_seed(0))
+    return vtc, packed, sigma

@@ -207,7 +207,7 @@ def run_stack(home: InProcess, jobs: Sequence[Job], step: Step, ctx: Context, wo
     program = make_program(home, jobs, tensors, step, ctx, worker)
     program.run()
     write_back()
-    for job, member in zip(jobs, program.members, strict=True):
+    for job, member in sorted(zip(jobs, program.members, strict=True), key=lambda pair: pair[0].client):
         job.loss = check_finite(member.losses, member.party, ctx, program.name, len(program.updates))
 
 

@@ -39,7 +39,7 @@ class Layer:
 
 def chain_of(module: nn.Module) -> list[Layer] | None:
     """Return the layers of a plain perceptron (flatten, linear and ReLU only; the last is the head), or None."""
-    if any(isinstance(part, Scaler) and part.active and part.rate != 1.0 for part in module.modules()):
+    if any(isinstance(part, Scaler) and part.active and part.rate != part.reference for part in module.modules()):
         return None
     if type(module) is MLP:
         hidden = ["stem.linear", *[f"layers.{number}.linear" for number in range(len(module.layers))]]

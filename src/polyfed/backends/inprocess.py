@@ -48,6 +48,10 @@ def make_engine(name: str) -> Engine:
         from polyfed.backends.batched import Batched
 
         return Batched()
+    if name == "auto":
+        from polyfed.backends.auto import Auto
+
+        return Auto()
     raise InputError(f"engine is one of {', '.join(ENGINES)}, not '{name}'.")
 
 

@@ -38,6 +38,7 @@ class Settings:
     device: str = "cpu"
     engine: str = "threads"  # auto | sequential | threads | batched
     workers: int | None = None  # None: as many as torch uses threads
+    evaluate_clients: int | None = None  # so many, always the same, are measured before the end; None: all
 
 
 class Federation:
@@ -83,6 +84,7 @@ class Federation:
         )
         self.ctx.run_stage = lambda stage, party, name: run_stage(stage, party, self.ctx, name)
         self.saved_at = time.monotonic()
+        self.final = False  # the phase at hand is the last one
         method.setup_server(self.server, backend.infos, self.ctx)
 
     def run(self, resume: bool = False) -> list[Line]:
@@ -110,6 +112,7 @@ class Federation:
         self.ctx.round = number
         self.ctx.phase = phase
         self.ctx.records = {}
+        self.final = (number == self.rounds and not self.plan.after) or phase == "after"
         self.meter.new_round()
         rng = generator(self.settings.seed, f"select/{phase}", number)
         selected = self.settings.participation.select(self.backend.infos, rng)
@@ -188,9 +191,13 @@ class Federation:
             return self.backend.evaluate(self._evaluation_messages(), self.ctx)
 
     def _evaluation_messages(self) -> dict[int, Message]:
-        """Return what each client would receive now. Not counted: nothing is learned from it."""
-        infos = self.backend.infos
-        return {client: self.method.send(self.server, infos[client], EVALUATE, self.ctx) for client in sorted(infos)}
+        """Return what each measured client would receive now. Not counted: nothing is learned from it."""
+        infos, wanted = self.backend.infos, self.settings.evaluate_clients
+        clients = sorted(infos)
+        if wanted is not None and wanted < len(clients) and not self.final:
+            order = torch.randperm(len(clients), generator=generator(self.settings.seed, "evaluate-clients"))
+            clients = sorted(clients[place] for place in order[:wanted].tolist())
+        return {client: self.method.send(self.server, infos[client], EVALUATE, self.ctx) for client in clients}
 
     def _evaluate_server(self) -> Mapping[str, float | None]:
         if self.test is None or not self.method.serves(self.server):
@@ -219,8 +226,7 @@ class Federation:
         if self.directory is None:
             return
         self.directory.append(line)
-        finished = (number == self.rounds and not self.plan.after) or phase == "after"
-        if finished or time.monotonic() - self.saved_at >= self.settings.checkpoint_seconds:
+        if self.final or time.monotonic() - self.saved_at >= self.settings.checkpoint_seconds:
             self._checkpoint(phase, number)
 
     def _checkpoint(self, phase: str, number: int) -> None:

@@ -28,7 +28,7 @@ def channels_last(models: Mapping[str, nn.Module], input_shape: tuple[int, ...])
             continue
         for weight in convolution_weights(module):
             swapped.append((weight, weight.data))
-            weight.data = weight.data.contiguous(memory_format=torch.channels_last)
+            weight.data = laid_out(weight.data)
     try:
         yield
     finally:
@@ -41,6 +41,15 @@ def channels_last(models: Mapping[str, nn.Module], input_shape: tuple[int, ...])
 def convolution_weights(module: nn.Module) -> list[Tensor]:
     """Return the weights of all two-dimensional convolutions."""
     return [layer.weight for layer in module.modules() if isinstance(layer, _CONVOLUTIONS)]
+
+
+def laid_out(weight: Tensor) -> Tensor:
+    """Return a copy that is channels last also where there is one input channel.
+
+    Such a weight counts as channels last already, and `contiguous` would return it with its old strides, from which the
+    convolution does not take the layout of its output.
+    """
+    return torch.empty_like(weight, memory_format=torch.channels_last).copy_(weight)
 
 
 def is_able(module: nn.Module, input_shape: tuple[int, ...]) -> bool:
@@ -57,7 +66,7 @@ def _try(module: nn.Module, input_shape: tuple[int, ...]) -> bool:
     old = [weight.data for weight in weights]
     try:
         for weight in weights:
-            weight.data = weight.data.contiguous(memory_format=torch.channels_last)
+            weight.data = laid_out(weight.data)
         x = torch.zeros(2, *input_shape, dtype=old[0].dtype, device=old[0].device)
         with mode(module, EVAL), torch.no_grad():
             module(x)

@@ -19,12 +19,14 @@ class Scaling:
 
     def apply(self, x: Tensor) -> Tensor:
         """Return network inputs for stored values `x` (first dimension: samples)."""
-        x = x.to(torch.get_default_dtype()) if not x.is_floating_point() else x
+        own = not x.is_floating_point()  # a fresh tensor, which may be changed in place
+        x = x.to(torch.get_default_dtype()) if own else x
         if self.divisor != 1.0:
-            x = x / self.divisor
+            x, own = x.div_(self.divisor) if own else x / self.divisor, True
         if self.mean == (0.0,) and self.std == (1.0,):
             return x
-        return (x - self._channel(self.mean, x)) / self._channel(self.std, x)
+        mean, std = self._channel(self.mean, x), self._channel(self.std, x)
+        return (x.sub_(mean) if own else x - mean).div_(std)
 
     def undo(self, x: Tensor) -> Tensor:
         """Return values before mean and std were applied: images in [0, 1]."""

@@ -20,10 +20,11 @@ Deviations:
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import log
 from typing import Any, ClassVar
 
 import torch
@@ -59,6 +60,7 @@ WORDS = {
     "weighting": ("uniform", "samples"),
     "vtc_upload": ("final", "round"),
     "average_over": ("trained", "all"),
+    "norm_statistics": ("averaged", "recalibrated"),
     "finetune_scope": ("all", "head"),
     "vtc_optimizer": (None, *OPTIMIZERS),
 }
@@ -70,7 +72,7 @@ class VTC(nn.Module):
     def __init__(self, latent_dim: int, image_shape: Sequence[int], sigma: float = 0.1) -> None:
         super().__init__()
         self.decoder = Decoder(latent_dim, image_shape)
-        self.log_sigma = nn.Parameter(torch.full((latent_dim,), log(sigma)))
+        self.log_sigma = nn.Parameter(torch.full((latent_dim,), math.log(sigma)))
 
     @property
     def sigma(self) -> Tensor:
@@ -117,6 +119,9 @@ class FedVTC(Method):
     vtc_upload, average_over
         Decoders are averaged once at the end (`final`) or every `round`; at the end over the clients that `trained` at
         least once, or over `all`.
+    norm_statistics
+        BatchNorm statistics of the mean decoder when it makes images: `averaged` like its weights, or `recalibrated` on
+        latents of all classes.
     vtc_lr, vtc_optimizer
         For decoder and sigma (None: the run's own).
     finetune, finetune_scope
@@ -147,6 +152,7 @@ class FedVTC(Method):
     weighting: str = "uniform"
     vtc_upload: str = "final"
     average_over: str = "trained"
+    norm_statistics: str = "averaged"
     vtc_lr: float | None = None
     vtc_optimizer: str | None = None
     finetune: bool = True
@@ -197,7 +203,10 @@ class FedVTC(Method):
         size = next(iter(ctx.blueprints.values())).feature_dim
         assert size is not None  # one of the needs
         server.memory.update(
-            prototypes={}, sigma=torch.full((size,), self.sigma_init), image_shape=list(ctx.input_shape)
+            prototypes={},
+            sigma=torch.full((size,), self.sigma_init),
+            image_shape=list(ctx.input_shape),
+            norm_statistics=self.norm_statistics,
         )
 
     def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
@@ -205,7 +214,7 @@ class FedVTC(Method):
         if step.name == EVALUATE.name:
             return Message()
         message = Message(data={**server.memory["prototypes"], "sigma": server.memory["sigma"]})
-        if "vtc" in server.memory and (step.name == TUNE.name or self.vtc_upload == "round"):
+        if "vtc" in server.memory:  # from the second round on, or only at the end: as they are uploaded
             message.params["vtc"] = server.memory["vtc"]
         return message
 
@@ -336,7 +345,10 @@ class FedVTC(Method):
         """Return the cross-entropy training on synthetic images of every class that has a prototype."""
         packed, sigma = client.inbox.data, client.inbox.data["sigma"]
         count = self.samples_per_class or (500 if ctx.num_classes <= 10 else 1000)
-        images, labels = synthetic_set(client.models["vtc"], packed, sigma, count, ctx.rng("synthetic", client))
+        vtc = client.models["vtc"]
+        if self.norm_statistics == "recalibrated":
+            vtc = recalibrated(vtc, packed, sigma, ctx.rng("statistics", client))
+        images, labels = synthetic_set(vtc, packed, sigma, count, ctx.rng("synthetic", client))
         rounds = max(1, round(ctx.rounds / 20))
         head = self.finetune_scope == "head"
         return Stage(
@@ -383,6 +395,22 @@ def decode(vtc: nn.Module, latents: Tensor, chunk: int = 512) -> Tensor:
     """Return the images of latents, in prediction mode."""
     with mode(vtc, EVAL):
         return torch.cat([vtc(part) for part in latents.split(chunk)])
+
+
+@torch.no_grad()
+def recalibrated(
+    vtc: nn.Module, packed: Prototypes, sigma: Tensor, rng: torch.Generator, count: int = 512
+) -> nn.Module:
+    """Return a copy whose norm layers have the statistics of about `count` latents, of all classes alike."""
+    vtc = copy.deepcopy(vtc)
+    for layer in vtc.modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            layer.momentum = 1.0  # one pass then replaces the statistics
+    prototypes = packed.get("prototypes", sigma.new_zeros(0, len(sigma)))
+    if len(prototypes):
+        each = math.ceil(count / len(prototypes))
+        vtc.train()(torch.cat([class_latents(prototype, sigma, each, rng) for prototype in prototypes]))
+    return vtc
 
 
 def synthetic_set(

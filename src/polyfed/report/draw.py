@@ -25,7 +25,7 @@ def to_plotly(chart: Chart) -> go.Figure:
             x=0,
             xref="paper",
             y=level.value,
-            text=escape(level.name, quote=False),
+            text=plain(level.name),
             showarrow=False,
             xanchor="left",
             yanchor="bottom",
@@ -49,6 +49,11 @@ def to_plotly(chart: Chart) -> go.Figure:
         dragmode=False,
     )
     return figure
+
+
+def plain(text: str) -> str:
+    """Return text that plotly shows letter by letter, whatever people call their methods; only line breaks are kept."""
+    return escape(text, quote=False).replace("&lt;br&gt;", "<br>")
 
 
 def _axis(axis: Axis) -> dict[str, Any]:
@@ -78,7 +83,7 @@ def _axis(axis: Axis) -> dict[str, Any]:
         options |= {
             "tickmode": "array",
             "tickvals": list(range(len(axis.ticks))),
-            "ticktext": [tick if "<br>" in tick else escape(tick, quote=False) for tick in axis.ticks],
+            "ticktext": [plain(tick) for tick in axis.ticks],
             "range": [-0.6, len(axis.ticks) - 0.4],
             "ticklabelstandoff": 4,
         }
@@ -101,11 +106,11 @@ def mark(axis: Axis, value: float) -> str:
 
 
 def _traces(series: Series) -> list[Any]:
-    name = escape(series.name, quote=False)
+    name = plain(series.name)
     common: dict[str, Any] = {"x": series.x, "y": series.y, "name": name, "legendgroup": name}
     common["showlegend"] = series.legend
     if series.text:
-        common |= {"hovertext": series.text, "hovertemplate": "%{hovertext}<extra></extra>"}
+        common |= {"hovertext": [plain(text) for text in series.text], "hovertemplate": "%{hovertext}<extra></extra>"}
     else:
         common["hoverinfo"] = "skip"
     colour = series.look.colour
@@ -124,7 +129,7 @@ def _traces(series: Series) -> list[Any]:
             marker |= {"size": 22, "opacity": 1, "line": {"width": 2.5, "color": colour}}
         if not series.labels:
             return [go.Scatter(**common, mode="markers", marker=marker)]
-        text = [f" {escape(label, quote=False)} " for label in series.labels]
+        text = [f" {plain(label)} " for label in series.labels]
         font = {"color": colour, "size": 12.5}
         beside = f"{'top' if series.above else 'bottom'} {'left' if series.left else 'right'}"
         return [go.Scatter(**common, mode="markers+text", marker=marker, text=text, textfont=font, textposition=beside)]

@@ -54,7 +54,7 @@ def to_matplotlib(chart: Chart) -> Figure:
     _axis(axes, axes.yaxis, chart.y, "y")
     for side in ("top", "right", "left", "bottom"):
         axes.spines[side].set_visible(False)
-    axes.tick_params(length=0, labelsize=8.5, labelcolor=MUTED)
+    axes.tick_params(which="both", length=0, labelsize=8.5, labelcolor=MUTED)
     axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.set_title(chart.title, loc="left", fontsize=11, color=INK)

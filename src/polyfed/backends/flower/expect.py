@@ -25,6 +25,8 @@ from polyfed.core.party import Blueprint, ClientInfo, Context, PartyData, Traini
 from polyfed.core.samples import Samples
 from polyfed.models import build, with_feature_dim
 
+LARGEST = 1e10  # of any number that is not whole; beyond it, one site could drown all others
+LARGE = 2_000_000  # parameters: larger networks are not built just for a rehearsal
 PUBLIC = (24, 16)  # public samples in the two rehearsals
 TRAINING = (Training(epochs=1, batch_size=8, lr=1e-4), Training(epochs=2, batch_size=2, lr=1e-4))
 Sizes = tuple[int, int]  # of one axis in the two rehearsals
@@ -45,7 +47,7 @@ class Spec:
     """What one tensor of a reply must be."""
 
     dtype: torch.dtype
-    axes: tuple[Sizes, ...]
+    axes: tuple[Sizes, ...] | None  # None: any shape
     always: bool = True
     low: int | None = None  # of whole numbers
     classes: bool = False  # it lists class numbers
@@ -58,6 +60,7 @@ class Template:
     tensors: dict[str, Spec] = field(default_factory=dict)  # of the data part, and of models other than echoed ones
     echoed: set[str] = field(default_factory=set)  # models that come back with the names that were sent
     meta: dict[str, type] = field(default_factory=dict)
+    open: bool = False  # further names are possible: a stand-in was rehearsed, which may lack what the real one has
 
 
 class Recorder(InProcess):
@@ -75,25 +78,35 @@ class Recorder(InProcess):
 
 def rehearse(method: Method, blueprint: Blueprint, problem: Problem, seed: int) -> dict[str, Template] | None:
     """Return the templates of every step, or None where the method cannot be rehearsed with this architecture."""
-    standing_in = blueprint.build is None
+    standing_in = needs_stand_in(blueprint)
     try:
-        blueprint = stand_in(blueprint, problem) if standing_in else blueprint
-        seen = [_run(method, blueprint, problem, seed, variant) for variant in (0, 1)]
+        plans = [stand_in(blueprint, problem, variant) if standing_in else blueprint for variant in (0, 1)]
+        seen = [_run(method, plan, problem, seed, variant) for variant, plan in enumerate(plans)]
     except (PolyfedError, RuntimeError, ValueError, KeyError, TypeError, IndexError, AttributeError, AssertionError):
         return None
     found = {}
     for name in seen[0].keys() & seen[1].keys():
         template = compare(seen[0][name], seen[1][name], problem)
+        template.open = standing_in
         if standing_in:  # weights of the stand-in say nothing about the real ones
             template.tensors = {key: spec for key, spec in template.tensors.items() if key.startswith("data/")}
         found[name] = template
     return found
 
 
-def stand_in(blueprint: Blueprint, problem: Problem) -> Blueprint:
-    """Return a small network with the features of one that only its site can build."""
+def needs_stand_in(blueprint: Blueprint) -> bool:
+    """Tell whether a network cannot be rehearsed itself: only its site can build it, or it takes too much memory."""
+    return blueprint.build is None or blueprint.parameters > LARGE
+
+
+def stand_in(blueprint: Blueprint, problem: Problem, variant: int) -> Blueprint:
+    """Return a small network with features of the same size.
+
+    It is another one in each rehearsal, so that what depends on a network's inside differs and is not demanded.
+    """
+    second = "cnn:4-8" if len(problem.input_shape) == 3 else "mlp:2x24"
     with torch.random.fork_rng(devices=[]):
-        module = build("mlp:1x16", problem.input_shape, problem.outputs)
+        module = build(second if variant else "mlp:1x16", problem.input_shape, problem.outputs)
         if blueprint.feature_dim is not None:
             module = with_feature_dim(module, blueprint.feature_dim, "linear")
     state = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
@@ -145,9 +158,8 @@ def compare(first: tuple[Message, Message], second: tuple[Message, Message], pro
             continue
         x, y = a.get(name, b.get(name)), b.get(name, a.get(name))
         assert x is not None and y is not None
-        if x.dim() != y.dim():
-            continue
-        spec = Spec(x.dtype, tuple(zip(x.shape, y.shape, strict=True)), name in a and name in b)
+        axes = tuple(zip(x.shape, y.shape, strict=True)) if x.dim() == y.dim() else None
+        spec = Spec(x.dtype, axes, name in a and name in b)
         if not x.is_floating_point() and x.numel() and y.numel():
             spec.low = 0 if int(x.min()) >= 0 and int(y.min()) >= 0 else None
             spec.classes = _lists_classes(x, problem.num_classes) and _lists_classes(y, problem.num_classes // 2 or 1)
@@ -182,6 +194,11 @@ class Expectations:
             raise MessageError(f"Message from {info} refused: {problem}.")
 
     def _wrong(self, reply: Message, sent: Message, step: Step, info: ClientInfo) -> str | None:
+        for name, tensor in reply.tensors():
+            if tensor.is_floating_point() and tensor.numel() and float(tensor.abs().max()) > LARGEST:
+                return f"'{name[:100]}' holds values beyond {LARGEST:g}, which no training gives"
+        if "samples" in reply.meta and reply.meta["samples"] != info.samples:
+            return f"it counts {str(reply.meta['samples'])[:30]} samples, but joined with {info.samples}"
         templates = self.templates[info.architecture]
         template = (templates or {}).get(step.name)
         own = self.blueprints[info.architecture]
@@ -195,11 +212,15 @@ class Expectations:
         for model in template.echoed:
             if sent.params.get(model) and model not in reply.params:
                 return f"the weights 'params/{model}' are missing"
-        if own.build is None and (wrong := self._wrong_weights(reply, own)) is not None:
+        stood_in = needs_stand_in(own)
+        if stood_in and (wrong := self._wrong_weights(reply, own)) is not None:
             return wrong
-        skip = set(reply.params) if own.build is None else template.echoed
+        skip = set(reply.params) if stood_in else template.echoed
         have = {n: t for n, t in reply.tensors() if not (n.startswith("params/") and n.split("/")[1] in skip)}
-        return _wrong_tensors(have, template.tensors, self.problem.num_classes) or _wrong_meta(reply, template.meta)
+        if template.open:
+            have = {name: tensor for name, tensor in have.items() if name in template.tensors}
+        wrong = _wrong_tensors(have, template.tensors, self.problem.num_classes)
+        return wrong or _wrong_meta(reply, template.meta, template.open)
 
     def _wrong_weights(self, reply: Message, own: Blueprint) -> str | None:
         """Check weights by the site's own description of its network, where nothing better is known."""
@@ -246,11 +267,12 @@ def _wrong_tensors(have: Mapping[str, Tensor], want: Mapping[str, Spec], num_cla
         if name not in want:
             return f"'{name[:100]}' was not asked for"
         tensor, spec = have[name], want[name]
-        fits = tensor.dtype == spec.dtype and tensor.dim() == len(spec.axes)
-        for size, sizes in zip(tensor.shape, spec.axes, strict=False):
+        axes = spec.axes if spec.axes is not None else tuple((n, n) for n in tensor.shape)
+        fits = tensor.dtype == spec.dtype and tensor.dim() == len(axes)
+        for size, sizes in zip(tensor.shape, axes, strict=False):
             fits = fits and size == (sizes[0] if sizes[0] == sizes[1] else free.setdefault(sizes, size))
         if not fits:
-            wanted = [sizes[0] if sizes[0] == sizes[1] else free.get(sizes, "any") for sizes in spec.axes]
+            wanted = [sizes[0] if sizes[0] == sizes[1] else free.get(sizes, "any") for sizes in axes]
             return f"'{name}' is {tensor.dtype} {list(tensor.shape)}, expected {spec.dtype} {wanted}"
         if spec.low is not None and tensor.numel() and int(tensor.min()) < spec.low:
             return f"'{name}' holds {int(tensor.min())}, which must not be negative"
@@ -261,7 +283,7 @@ def _wrong_tensors(have: Mapping[str, Tensor], want: Mapping[str, Spec], num_cla
     return None
 
 
-def _wrong_meta(reply: Message, want: Mapping[str, type]) -> str | None:
+def _wrong_meta(reply: Message, want: Mapping[str, type], further: bool) -> str | None:
     for key, kind in want.items():
         if key not in reply.meta:
             return f"the number '{key}' is missing"
@@ -270,7 +292,7 @@ def _wrong_meta(reply: Message, want: Mapping[str, type]) -> str | None:
             return f"'{key}' is a {type(value).__name__}, expected a {kind.__name__}"
         if isinstance(value, int | float) and value < 0:
             return f"'{key}' is {value}, which must not be negative"
-    unknown = sorted(reply.meta.keys() - want.keys())
+    unknown = [] if further else sorted(reply.meta.keys() - want.keys())
     return f"'{unknown[0][:60]}' was not asked for" if unknown else None
 
 
@@ -282,7 +304,7 @@ def in_words(templates: Mapping[str, Template] | None, num_classes: int) -> list
         parts = [f"weights of '{model}'" for model in sorted(template.echoed | weights)]
         for name, spec in sorted(template.tensors.items()):
             if name.startswith("data/"):
-                shape = " x ".join(_size(sizes, num_classes) for sizes in spec.axes) or "1"
+                shape = " x ".join(_size(sizes, num_classes) for sizes in spec.axes or ()) or "some"
                 parts.append(f"{name.removeprefix('data/')}: {shape} {str(spec.dtype).removeprefix('torch.')}")
         parts += [f"the number '{key}'" for key in sorted(template.meta)]
         if parts:

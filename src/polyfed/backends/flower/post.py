@@ -14,6 +14,7 @@ from polyfed.core.errors import MessageError, PolyfedError
 
 QUICK, SLOW = 0.05, 0.5  # seconds between two looks for answers: at first, and after some time
 LOOK = 0.5  # seconds between two looks at who is connected
+LIFE = 43_000.0  # seconds: Flower refuses messages that live longer than half a day
 TRIES = 5  # times a question is put to a site that vanishes and comes back
 
 
@@ -88,7 +89,8 @@ class Post:
         Raises
         ------
         TooFewSites
-            When fewer than `min_sites` have answered by the deadline and after the further wait.
+            When fewer than `min_sites` have answered by the deadline and after the further wait, or nobody's answer
+            can be used.
         """
         exchange = Exchange(self, kind, questions, accept)
         need = min(self.min_sites, len(questions)) if quorum else 0
@@ -97,7 +99,7 @@ class Post:
         while True:
             exchange.step()
             spent = time.monotonic() - start
-            answered = len(exchange.answers.given)
+            answered = len(exchange.answers.given) + len(exchange.answers.failed)  # a refused answer is one, too
             if not exchange.open or (answered >= need and not exchange.hopeful()):
                 break
             if spent > self.deadline and answered >= need:
@@ -117,6 +119,8 @@ class Post:
             away = client not in exchange.hopeful()
             reason = "is not connected" if away else f"did not answer in {self.deadline:.0f} s"
             exchange.answers.failed[client] = f"{self.names[client]} {reason}"
+        if quorum and not exchange.answers.given:
+            raise TooFewSites("No site gave a usable answer. " + " ".join(exchange.answers.failed.values()))
         return exchange.answers
 
     def tell(self, kind: str, clients: Iterable[int], head: Head, patience: float) -> None:
@@ -186,7 +190,7 @@ class Exchange:
                 continue
             self.tries[client] += 1
             head, blob = self.questions[client]()
-            letter = Letter(pack(head, blob), node, self.kind, ttl=self.post.deadline + self.post.wait + 60)
+            letter = Letter(pack(head, blob), node, self.kind, ttl=min(self.post.deadline + self.post.wait + 60, LIFE))
             del blob
             for message in self.post.grid.push_messages([letter]):
                 if message:
@@ -197,6 +201,9 @@ class Exchange:
         name = self.post.names[asked.client]
         if letter.has_error():
             self.looked = float("-inf")
+            if self.tries[asked.client] >= TRIES:
+                self.open.discard(asked.client)
+                self.answers.failed[asked.client] = f"{name} failed {TRIES} times: {str(letter.error.reason)[:300]}"
             return
         self.open.discard(asked.client)
         try:

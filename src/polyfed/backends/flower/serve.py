@@ -131,7 +131,7 @@ class Given:
     settings: Settings
     run: Head  # the settings that every message carries
     sites: list[str]
-    directory: RunDirectory
+    directory: RunDirectory | None  # None keeps everything in memory
     public: Samples | None = None
     public_classes: int | None = None
     test: Samples | None = None
@@ -146,6 +146,7 @@ def lead(
     say: Callable[[str], None] = print,
 ) -> Result:
     """Meet the sites, run the rounds, say goodbye."""
+    assert given.directory is not None
     out = given.directory.path
     met = Gathering(post, given.run, given.sites, say).wait(_load_roster(out) if resume else {})
     _save_roster(out, met)
@@ -272,7 +273,8 @@ class Gathering:
             away = ", ".join(site for site in self.sites if site not in self.here)
             raise TooFewSites(
                 f"Only {len(self.here)} of the {self.post.min_sites} sites that are needed came ({away} did not): "
-                "start them with 'polyfed join', then 'polyfed serve' again. " + " ".join(exchange.answers.failed.values())
+                "start them with 'polyfed join', then 'polyfed serve' again. "
+                + " ".join(exchange.answers.failed.values())
             )
         self.say(f"{len(self.here)} of {len(self.sites)} sites take part.")
         return met

@@ -1,0 +1,87 @@
+"""Three hospitals with three different networks learn together: all four processes on this machine, with TLS and keys.
+
+Run `python examples/hospital/run.py`. It ends with a table: each hospital alone, together with the others, and the
+gain. Only scores on public samples travel (FedMD); no weights, no patient's image.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from hospital import HOSPITALS, XRAYS, everybody, ward_net
+from rich.console import Console
+from rich.table import Table
+
+import polyfed as pf
+from polyfed.backends.flower import require_flower
+from polyfed.backends.flower.link import free_port
+
+HERE = Path(__file__).parent
+MODELS = {"north": "hospital:ward_net", "south": "mlp:2x64", "west": "resnet10:w4"}
+EPOCHS, BATCH, RATE = 3, 16, 0.003
+COMMAND = [sys.executable, "-m", "polyfed.backends.flower"]  # the same as `polyfed`
+
+
+def main() -> None:
+    """Run the federation, then each hospital alone, and compare."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=6)
+    rounds = parser.parse_args().rounds
+    require_flower()
+    with tempfile.TemporaryDirectory() as folder:
+        together = federation(Path(folder), rounds)
+    training = pf.Training(epochs=EPOCHS, batch_size=BATCH, optimizer="adam", lr=RATE)
+    models = [ward_net, MODELS["south"], MODELS["west"]]
+    alone = pf.run("local", everybody(), models, rounds=rounds + 1, training=training, evaluate="end").accuracy()
+    table = Table(title="Pneumonia on chest X-rays" if XRAYS else "Handwritten digits")
+    for heading in ("hospital", "network", "samples", "alone", "together", "gained"):
+        table.add_column(heading)
+    for number, name in enumerate(HOSPITALS):
+        one, all_three = alone["per_client"][number], together["per_client"][number]
+        size = str(len(everybody().train[number]))
+        table.add_row(name, MODELS[name], size, f"{one:.1%}", f"{all_three:.1%}", f"{100 * (all_three - one):+.1f}")
+    gain = 100 * (together["mean"] - alone["mean"])
+    table.add_row("mean", "", "", f"{alone['mean']:.1%}", f"{together['mean']:.1%}", f"{gain:+.1f}")
+    Console().print(table)
+
+
+def federation(folder: Path, rounds: int) -> dict[str, list[float]]:
+    """Start the server and the hospitals as anybody would, each in its own process; return the final accuracies."""
+    environment = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
+    port = free_port()
+    names = ",".join(HOSPITALS)
+    subprocess.run(
+        [*COMMAND, "keys", "init", "keys", "--server", "localhost", "--sites", names], cwd=folder, check=True
+    )
+    serve = ["serve", "--method", "fedmd", "--rounds", str(rounds), "--keys", "keys", "--out", "run"]
+    serve += ["--host", "127.0.0.1", "--port", str(port), "--public", "hospital:public", "--evaluate", "end"]
+    serve += ["--epochs", str(EPOCHS), "--batch-size", str(BATCH), "--optimizer", "adam", "--lr", str(RATE)]
+    for item in ("subset=300", "digest_epochs=2", "public_epochs=0", f"private_epochs={EPOCHS}"):
+        serve += ["--set", f"method.{item}"]
+    server = subprocess.Popen([*COMMAND, *serve], cwd=folder, env=environment)
+    sites = []
+    for name in HOSPITALS:
+        join = ["join", "--server", f"127.0.0.1:{port}", "--keys", f"keys/site-{name}", "--model", MODELS[name]]
+        join += ["--data", f"hospital:{name}", "--allow", "fedmd", "--state", f"state-{name}"]
+        output = None if name == HOSPITALS[0] else subprocess.DEVNULL  # one of them is enough to watch
+        sites.append(subprocess.Popen([*COMMAND, *join], cwd=folder, env=environment, stdout=output))
+    try:
+        if server.wait(1800) != 0:
+            raise SystemExit("The federation failed; see above.")
+        accuracy: dict[str, list[float]] = json.loads((folder / "run" / "result.json").read_text())["accuracy"]
+        return accuracy
+    finally:
+        for process in [server, *sites]:
+            if process.poll() is None:
+                process.terminate()
+            process.wait(30)
+
+
+if __name__ == "__main__":
+    main()
