@@ -172,3 +172,16 @@ def test_training_that_breaks_down_names_client_round_and_batch():
     assert done.returncode == 1
     sentence = " ".join(done.stderr.split())
     assert "The loss of client" in sentence and "in round" in sentence and "smaller lr" in sentence
+
+
+def test_fuse_writes_a_model_that_can_be_loaded_again(tmp_path):
+    from polyfed.fusion import load_fused
+
+    run = ["--method", "local", *SMALL, "--partition", "labels:3-6", "--out", tmp_path / "run", "--quiet"]
+    assert polyfed("run", *run).returncode == 0
+    states = sorted((tmp_path / "run" / "models").glob("client-*.safetensors"))
+    done = polyfed("fuse", *states, "--models", "mlp:1x8", "--out", tmp_path / "fused", "--method", "ams-top1")
+    assert done.returncode == 0, done.stderr
+    assert "ams-top1 of 3 networks" in done.stdout
+    assert load_fused(tmp_path / "fused") is not None
+    refused("fuse", *states, "--models", "mlp:1x8", "--out", tmp_path / "b", "--method", "amstop1", says="did you mean")

@@ -7,12 +7,14 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from polyfed import methods
 from polyfed.backends.inprocess import InProcess, chosen_device
 from polyfed.build import ModelSpec, make_parties, pool
 from polyfed.core.errors import InputError, RunDirectoryError
 from polyfed.core.federation import Federation, Line, Settings
-from polyfed.core.method import Method, Participation
+from polyfed.core.method import EVALUATE, Method, Participation
 from polyfed.core.needs import check_needs
 from polyfed.core.party import ClientInfo, Training
 from polyfed.core.rundir import RunDirectory
@@ -116,7 +118,7 @@ def run(
         label_counts=clients.label_counts().tolist(),
         class_names=list(clients.class_names),
         config=described,
-        models=Models(sorted(backend.infos), lambda client: backend.model(client, federation.ctx)),
+        models=Models(sorted(backend.infos), lambda client: _model_of(federation, backend, client)),
         server_model=federation.server.models.get("main"),
         server=federation.server,
         directory=directory.path if directory else None,
@@ -125,6 +127,12 @@ def run(
     if directory is not None:
         result.save(directory.path)
     return result
+
+
+def _model_of(federation: Federation, backend: InProcess, client: int) -> nn.Module:
+    """Return the model that a client ends up with: its own, with what the server would send it now."""
+    message = federation.method.send(federation.server, backend.infos[client], EVALUATE, federation.ctx)
+    return backend.model(client, federation.ctx, message)
 
 
 def prepare(

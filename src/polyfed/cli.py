@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from polyfed.backends.flower.commands import register as register_flower
+
 if TYPE_CHECKING:
     from polyfed.experiment import Experiment
 
@@ -230,6 +232,40 @@ def analyze(
         Console().print(line, highlight=False, soft_wrap=True)
 
 
+@app.command()
+def fuse(
+    files: Annotated[list[Path], typer.Argument(help="States of trained networks (safetensors).")],
+    models: Annotated[str, typer.Option(help="Their model strings, dealt in turn: a,b,c")],
+    out: Annotated[Path, typer.Option(help="Where to write the fused model (.safetensors and .json).")],
+    method: Annotated[
+        str, typer.Option(help="ams-top1 | ams-topk | ams-full | ensemble | average | pfnm")
+    ] = "ams-top1",
+    data: Annotated[str, typer.Option(help="Data set: gives shape and classes, and measures the result.")] = "digits",
+    distil_into: Annotated[str | None, typer.Option(help="Distil into one small model, for instance mlp:2.")] = None,
+) -> None:
+    """Fuse trained networks into one model, without any training of theirs."""
+    from polyfed.build import split_models
+    from polyfed.data import load
+    from polyfed.fusion import fuse_files, accuracy_of
+
+    loaded = load(data)
+    options = {"distil_into": distil_into, "public": loaded.train} if distil_into else {}
+    fused = fuse_files(
+        files,
+        split_models(models),
+        method,
+        input_shape=loaded.input_shape,
+        num_classes=loaded.num_classes,
+        out=out,
+        **options,
+    )
+    accuracy = accuracy_of(fused, loaded.test)
+    Console().print(
+        f"{method} of {len(files)} networks: {100 * accuracy:.1f} % on the test set of {data}", highlight=False
+    )
+    Console().print(f"Written to {out}; load it with polyfed.fusion.load_fused", highlight=False)
+
+
 @app.command(name="methods")
 def list_methods(as_json: Json = False) -> None:
     """List the methods: what they need and what leaves a client."""
@@ -242,7 +278,7 @@ def list_methods(as_json: Json = False) -> None:
             "method": name,
             "paper": kind.paper,
             "what travels": kind.sends,
-            "needs": ", ".join(sorted(kind().requirements())) or "–",
+            "needs": ", ".join(sorted(kind().requirements())) or "-",
             "options": {field.name: field.default for field in fields(kind)},
         }
         for name, kind in registry().items()
@@ -271,6 +307,9 @@ def list_data(as_json: Json = False) -> None:
 
     rows = describe_sources()
     _print_json(rows) if as_json else _print_rows(rows)
+
+
+register_flower(app)
 
 
 def main() -> None:

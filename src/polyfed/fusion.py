@@ -276,6 +276,14 @@ def _pfnm(
 # --- files ---
 
 
+@torch.inference_mode()
+def accuracy_of(model: nn.Module, data: Samples) -> float:
+    """Return the share of samples that a module gets right."""
+    model.eval()
+    right = sum(int((model(x).argmax(1) == y).sum()) for x, y in data.chunks(1024))
+    return right / len(data)
+
+
 def fuse_files(
     paths: Sequence[str | Path],
     model_specs: Sequence[str] | str,

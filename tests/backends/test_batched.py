@@ -160,6 +160,25 @@ def test_several_updates_losses_draws_and_projections(models, stacks):
 
 
 @dataclass(frozen=True)
+class Headless(Method):
+    """A loss that does not use the head: weight decay must not touch it."""
+
+    name: ClassVar[str] = "headless"
+
+    def loss(self, nets: Mapping[str, Any], batch: Any, aux: Any) -> torch.Tensor:
+        return nets["main"].features(batch.x).pow(2).mean()
+
+
+@pytest.mark.parametrize("models", ["mlp:2x16", "cnn:4-8"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_unused_parameters_do_not_decay(models, optimizer, stacks):
+    training = pf.Training(weight_decay=0.1, momentum=0.9, optimizer=optimizer)
+    runs = [pf.run(Headless(), synthetic(), [models], 1, training, engine=e) for e in ("sequential", "batched")]
+    assert difference(*runs) < 1e-12
+    assert stacks["stacked"] == 4
+
+
+@dataclass(frozen=True)
 class Branching(Method):
     """A loss that looks at its values: it cannot be stacked."""
 

@@ -144,7 +144,11 @@ def test_stragglers_do_less_work_and_still_count():
 
 @pytest.mark.parametrize(
     ("method", "says"),
-    [(FedAvg(weighting="size"), "weighting is"), (FedAvg(buffers="no"), "buffers is"), (FedProx(mu=-1.0), "mu must not")],
+    [
+        (FedAvg(weighting="size"), "weighting is"),
+        (FedAvg(buffers="no"), "buffers is"),
+        (FedProx(mu=-1.0), "mu must not"),
+    ],
 )
 def test_senseless_options_are_refused(method, says):
     with pytest.raises(InputError, match=says):
@@ -159,7 +163,9 @@ def test_the_senders_tensors_are_not_changed_by_the_mean():
 
     federation, _ = prepare(method, clients, ["mlp:1x8"], Settings(1))
     replies = {
-        c: Message({"main": {n: torch.full_like(t, float(c)) for n, t in federation.server.state.items()}}, {}, {"samples": 1})
+        c: Message(
+            {"main": {n: torch.full_like(t, float(c)) for n, t in federation.server.state.items()}}, {}, {"samples": 1}
+        )
         for c in (0, 1)
     }
     kept = copy.deepcopy(replies)

@@ -97,7 +97,9 @@ def test_prediction_by_nearest_prototype_excludes_unknown_classes():
 
 
 def test_feature_sizes_that_differ_are_refused_with_both_clients():
-    with pytest.raises(InputError, match=r"client 0 has 8 features and client 1 has 16: set feature_dim.*Methods that would"):
+    with pytest.raises(
+        InputError, match=r"client 0 has 8 features and client 1 has 16: set feature_dim.*Methods that would"
+    ):
         pf.run(FedProto(), clients(), ["mlp:1x8", "mlp:1x16"])
     result = pf.run(FedProto(), clients(), ["mlp:1x8", "mlp:1x16"], rounds=1, feature_dim=8)
     assert len(result.accuracy()["per_client"]) == 2

@@ -83,11 +83,13 @@ class DenseProgram(Program):
         dense.chain = chain
         loss = program.updates[0].losses[0]
         dense.plain = getattr(loss, "__func__", None) is Method.loss
-        dense.uses = {"features": False, "params": False}
+        dense.uses = {"features": False, "logits": True, "params": False}
         if not dense.plain:
             try:
                 dense._look()
             except NotCut:
+                return None
+            if not dense.uses["logits"]:  # the head has no gradient: the optimizer must leave it alone
                 return None
         return dense
 
@@ -232,10 +234,11 @@ class Cut:
 
     def __init__(self, x: Tensor, features: Tensor, logits: Tensor, params: dict[str, Tensor]) -> None:
         self._x, self._features, self._logits, self._params = x, features, logits, params
-        self.used = {"features": False, "params": False}
+        self.used = {"features": False, "logits": False, "params": False}
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the logits of the batch."""
+        self.used["logits"] = True
         return self._logits if x is self._x else self._refuse()
 
     def features(self, x: Tensor) -> Tensor:
@@ -245,6 +248,7 @@ class Cut:
 
     def head(self, z: Tensor) -> Tensor:
         """Return the logits of the batch's features."""
+        self.used["logits"] = True
         return self._logits if z is self._features else self._refuse()
 
     def parameters(self) -> dict[str, Tensor]:

@@ -35,6 +35,7 @@ def write_atomic(path: Path, content: bytes) -> None:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
+            os.chmod(temporary, 0o644)  # mkstemp makes files for the owner only; reports and results are to be read
             os.replace(temporary, path)
         except BaseException:
             os.unlink(temporary)

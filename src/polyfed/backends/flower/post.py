@@ -14,7 +14,6 @@ from polyfed.core.errors import MessageError, PolyfedError
 
 QUICK, SLOW = 0.05, 0.5  # seconds between two looks for answers: at first, and after some time
 LOOK = 0.5  # seconds between two looks at who is connected
-LIFE = 43_000.0  # seconds: Flower refuses messages that live longer than half a day
 TRIES = 5  # times a question is put to a site that vanishes and comes back
 
 
@@ -190,7 +189,7 @@ class Exchange:
                 continue
             self.tries[client] += 1
             head, blob = self.questions[client]()
-            letter = Letter(pack(head, blob), node, self.kind, ttl=min(self.post.deadline + self.post.wait + 60, LIFE))
+            letter = Letter(pack(head, blob), node, self.kind, ttl=self.post.deadline + self.post.wait + 60)
             del blob
             for message in self.post.grid.push_messages([letter]):
                 if message:

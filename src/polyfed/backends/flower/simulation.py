@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import secrets
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -33,6 +34,7 @@ from polyfed.core.rundir import RunDirectory
 from polyfed.data import Clients
 from polyfed.result import Result
 
+START = 300.0  # seconds until all nodes must be there
 DEADLINE = 24 * 3600.0  # seconds: in a simulation everybody is waited for
 ACTIONS = (("train", "work"), ("query", "describe"), ("query", "measure"), ("query", "name"))
 
@@ -96,7 +98,7 @@ def server_app(given: Given, observers: Sequence[Callable[[Line], None]], found:
 
     @app.main()
     def main(grid: Grid, context: FlowerContext) -> None:
-        nodes = dict.fromkeys(grid.get_node_ids(), "here")
+        nodes = _all_nodes(grid, len(given.sites))
         seats = _ask_names(grid, list(nodes), given.sites)
         names = dict(enumerate(given.sites))
         post = Post(grid, lambda: nodes, seats, names, DEADLINE, len(names), DEADLINE, lambda text: None)
@@ -147,6 +149,16 @@ def client_app(clients: Clients, models: Sequence[ModelSpec], folder: Path) -> C
     for kind, action in ACTIONS:
         getattr(app, kind)(action)(answer)
     return app
+
+
+def _all_nodes(grid: Any, count: int) -> dict[int, str]:
+    """Wait until Flower has set up all its imaginary nodes."""
+    end = time.monotonic() + START
+    while len(found := list(grid.get_node_ids())) < count:
+        if time.monotonic() > end:
+            raise InputError(f"Flower's simulation has {len(found)} of {count} nodes after {START:.0f} s.")
+        time.sleep(0.1)
+    return dict.fromkeys(found, "here")
 
 
 def _ask_names(grid: Any, nodes: list[int], names: list[str]) -> dict[int, int]:

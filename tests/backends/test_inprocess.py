@@ -1,0 +1,178 @@
+"""Parked clients: what they cost while they rest, and how they are measured."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import polyfed as pf
+from polyfed.api import prepare
+from polyfed.backends import inprocess
+from polyfed.backends.store import Layout, Memory, Seat, Shelf
+from polyfed.core.errors import InputError
+from polyfed.core.federation import Settings
+from polyfed.core.layout import channels_last, is_able
+from polyfed.core.method import Participation
+from polyfed.core.stage import batch_sizes, epoch_plan
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
+from table import synthetic
+
+
+def federation(method="local", clients=8, models=("mlp:1x8",), rounds=2, share=0.25, **settings):
+    chosen = Settings(rounds, participation=Participation(share), **settings)
+    made, _ = prepare(pf.methods.make(method), synthetic(clients), list(models), chosen)
+    return made
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """List the clients whose models were really measured."""
+    seen = []
+    measure = inprocess.measure_chunks
+
+    def watched(method, party, *rest):
+        seen.append(party.id)
+        return measure(method, party, *rest)
+
+    monkeypatch.setattr(inprocess, "measure_chunks", watched)
+    return seen
+
+
+def test_only_clients_that_were_active_have_a_record():
+    run = federation(rounds=1)
+    assert not run.backend.records
+    line = run.run()[0]
+    assert sorted(run.backend.records) == line["participants"] and len(line["participants"]) == 2
+
+
+def test_a_model_is_measured_once_and_again_only_when_it_changed(measured):
+    run = federation("local", rounds=3)
+    run.run()
+    first, second, third = (line["participants"] for line in run.history)
+    # Round 1: its two participants and, for the six clients that never worked, one of them; then only participants.
+    assert len(measured) == 3 + len(second) + len(third)
+    assert set(measured[:3]) - set(first) and set(measured[3:5]) == set(second)
+    assert len(run.history[0]["accuracy"]["per_client"]) == 8
+
+
+def test_equal_global_models_are_measured_once(measured):
+    run = federation("fedavg", rounds=2)
+    run.run()
+    assert len(measured) == 2
+    assert len(set(run.history[1]["accuracy"]["per_client"])) == 1
+
+
+def test_some_clients_stand_for_all_until_the_end():
+    run = federation("local", rounds=3, evaluate_clients=3)
+    full = federation("local", rounds=3)
+    few, again, last = (line["accuracy"] for line in run.run())
+    everybody = [line["accuracy"]["per_client"] for line in full.run()]
+    assert few["clients"] == again["clients"] and len(few["clients"]) == 3
+    assert few["per_client"] == [everybody[0][client] for client in few["clients"]]
+    assert "clients" not in last and last["per_client"] == everybody[2]
+    with pytest.raises(InputError, match="evaluate_clients must be at least 1"):
+        pf.run("local", synthetic(2), rounds=1, evaluate_clients=0)
+
+
+def test_states_beyond_the_budget_are_in_files_and_the_same(monkeypatch):
+    here = pf.run("fedavg", synthetic(), ["cnn:4-8,bn"], 2)
+    files = []
+    take = torch.from_file
+
+    def watched(*args, **kwargs):
+        files.append(args)
+        return take(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "from_file", watched)
+    monkeypatch.setattr(inprocess.InProcess.__init__, "__defaults__", ("sequential", None, 1000))
+    there = pf.run("fedavg", synthetic(), ["cnn:4-8,bn"], 2)
+    assert files
+    for client in here.models:
+        for name, tensor in here.models[client].state_dict().items():
+            assert torch.equal(tensor, there.models[client].state_dict()[name])
+
+
+def test_neighbouring_rows_are_one_table_and_others_are_not():
+    state = {"a": torch.arange(3.0), "n": torch.tensor(7), "b": torch.ones(2, 2)}
+    shelf = Shelf(Layout(state), 5, Memory(1 << 30))
+    numbers = [shelf.take() for _ in range(5)]
+    for number in numbers:
+        shelf.layout.fill(shelf.rows(number), {name: tensor + number for name, tensor in state.items()})
+    stacked = shelf.layout.stacked(shelf.together([1, 2, 3]))
+    assert stacked["a"].tolist() == [[1.0, 2.0, 3.0], [2.0, 3.0, 4.0], [3.0, 4.0, 5.0]]
+    assert stacked["n"].tolist() == [8, 9, 10] and stacked["b"].shape == (3, 2, 2)
+    stacked["b"][1] = 0.0
+    assert shelf.layout.views(shelf.rows(2))["b"].sum() == 0.0  # the same memory
+    assert shelf.together([1, 3]) is None and shelf.together([2, 1]) is None
+
+
+def test_rows_in_different_blocks_are_not_together(monkeypatch):
+    monkeypatch.setattr("polyfed.backends.store.BLOCK_BYTES", 128)
+    shelf = Shelf(Layout({"a": torch.zeros(16)}), 10, Memory(1 << 30))  # 64 bytes a row, two rows a block
+    for _ in range(4):
+        shelf.take()
+    assert shelf.size == 2 and shelf.together([0, 1]) is not None and shelf.together([1, 2]) is None
+
+
+def test_attached_buffers_count_their_own_writes():
+    """Rows of one block must not share autograd's count of in-place writes: workers would disturb each other."""
+    table = torch.zeros(2, 4)
+    seats = [Seat(nn.BatchNorm1d(4)) for _ in range(2)]
+    for row, seat in zip(table, seats, strict=True):
+        seat.attach({"running_mean": row})
+    first, second = (seat.module.running_mean for seat in seats)
+    before = second._version
+    first.add_(1.0)
+    assert second._version == before and table[0].tolist() == [1.0] * 4
+
+
+class Viewing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(2, 4, 3), nn.Linear(144, 3)
+
+    def forward(self, x):
+        return self.head(self.conv(x).view(len(x), -1))
+
+
+def test_weights_are_channels_last_only_inside_and_keep_their_values():
+    module = nn.Conv2d(1, 4, 3)
+    weight = module.weight
+    storage = weight.data_ptr()
+    with channels_last({"main": module}, (1, 8, 8)):
+        assert weight.data_ptr() != storage and weight.stride(1) == 1
+        with torch.no_grad():
+            weight.fill_(2.0)
+    assert weight.data_ptr() == storage and weight.is_contiguous() and bool((weight == 2.0).all())
+
+
+def test_networks_that_call_view_keep_the_usual_order():
+    module = Viewing()
+    assert not is_able(module, (2, 8, 8))
+    assert module.conv.weight.is_contiguous() and module.training
+    assert is_able(nn.Conv2d(2, 4, 3), (2, 8, 8))
+    assert not is_able(nn.Linear(3, 3), (3,))
+
+
+@pytest.mark.parametrize(
+    ("samples", "size", "join", "expected"),
+    [
+        (10, 4, False, [4, 4, 2]),
+        (9, 4, False, [4, 4, 1]),
+        (9, 4, True, [4, 5]),
+        (1, 4, True, [1]),
+        (8, 4, True, [4, 4]),
+    ],
+)
+def test_sizes_of_batches(samples, size, join, expected):
+    assert batch_sizes(samples, size, join) == expected
+
+
+def test_epochs_see_every_sample_once_and_steps_cut_the_last_one():
+    plan = list(epoch_plan(10, 4, None, 5, torch.Generator().manual_seed(0)))
+    assert [(epoch, sizes) for epoch, _, sizes in plan] == [(0, [4, 4, 2]), (1, [4, 4])]
+    assert sorted(plan[0][1].tolist()) == list(range(10)) and len(set(plan[1][1].tolist())) == 8
+    assert list(epoch_plan(0, 4, None, 5, torch.Generator())) == []
