@@ -1,6 +1,7 @@
 """Bring your own data: parties whose data is separate already, as arrays, torch data sets or files."""
 
 import numpy as np
+
 import polyfed as pf
 
 rng = np.random.default_rng(0)

@@ -7,9 +7,10 @@ from the command line: polyfed run --method examples.own_method:LabelLogits --da
 from dataclasses import dataclass
 from typing import ClassVar
 
-import polyfed as pf
 import torch
 from torch.nn import functional as F
+
+import polyfed as pf
 
 
 @dataclass(frozen=True)

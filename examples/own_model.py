@@ -1,7 +1,8 @@
 """Bring your own torch module: one call gives polyfed the cut points that some methods need."""
 
-import polyfed as pf
 from torch import nn
+
+import polyfed as pf
 
 
 class MyNetwork(nn.Module):

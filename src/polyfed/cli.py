@@ -246,7 +246,7 @@ def fuse(
     """Fuse trained networks into one model, without any training of theirs."""
     from polyfed.build import split_models
     from polyfed.data import load
-    from polyfed.fusion import fuse_files, accuracy_of
+    from polyfed.fusion import accuracy_of, fuse_files
 
     loaded = load(data)
     options = {"distil_into": distil_into, "public": loaded.train} if distil_into else {}

@@ -88,7 +88,7 @@ def test_architectures_do_not_mix():
     assert mixed.accuracy()["global"] is None
     alone = trained("fedavg", parts_of(clients, [0, 2]), ["mlp:1x8"], rounds=1)
     first = trained(FedAvg(view="same_arch"), clients, ["mlp:1x8", "mlp:2x8"], rounds=1)
-    assert torch.equal(flat(first.models[0]), flat(alone.models[0]))
+    assert torch.allclose(flat(first.models[0]), flat(alone.models[0]), atol=1e-6)  # batch order follows the id
     assert first.history[0]["accuracy"]["per_client"][0] == alone.history[0]["accuracy"]["per_client"][0]
 
 

@@ -48,6 +48,7 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message
 from polyfed.backends.flower import QUIET
 from polyfed.backends.flower.keys import ServerKeys, SiteKeys
 from polyfed.backends.flower.superlink import SECRET_HEADER
+from polyfed.backends.flower.supernode import hasten
 from polyfed.core.errors import PolyfedError
 
 START = 60.0  # seconds until a Flower process must answer
@@ -205,6 +206,7 @@ class ServerLink:
         from flwr.cli.build import build_fab_from_files  # heavy imports that a site does not need
         from flwr.superlink.grid import HttpGrid
 
+        hasten()
         fab, _ = build_fab_from_files({"pyproject.toml": _FAB})
         self._wait_for(lambda: control.StartRun(StartRunRequest(fab=Fab(content=fab))))
         for name, public in (self.keys.sites if self.keys else {}).items():
@@ -273,6 +275,7 @@ class SiteLink:
         """Start SuperNode; it connects and reconnects by itself."""
         self.folder.mkdir(parents=True, exist_ok=True)
         os.chmod(self.folder, 0o700)
+        hasten()
         executor = secrets.token_hex(32)
         _secret_file(self.folder / "executor.secret", executor)
         self.address = Address("127.0.0.1", free_port())
