@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import sys
 import time
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import parts
 from benchmarks.workloads import WORKLOADS, Workload
 
 RESULTS = Path(__file__).parents[1] / "results" / "bench"
@@ -36,6 +38,11 @@ def measure(workload: Workload, repeats: int) -> dict[str, Any]:
     data = workload.data()
     contestants = {"reference": workload.loop(data)}
     contestants |= {engine: workload.contestant(engine, data) for engine in workload.engines}
+    return compare(contestants, repeats, workload.target)
+
+
+def compare(contestants: dict[str, Callable[[], None]], repeats: int, target: float) -> dict[str, Any]:
+    """Let everybody take turns and compare the medians."""
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for work in contestants.values():  # the first round builds modules and, for `auto`, makes the choice
         work()
@@ -44,7 +51,14 @@ def measure(workload: Workload, repeats: int) -> dict[str, Any]:
             seconds[name].append(timed(work))
     middle = {name: median(values) for name, values in seconds.items()}
     ratios = {name: middle["reference"] / value for name, value in middle.items() if name != "reference"}
-    return {"seconds": middle, "ratios": ratios, "target": workload.target}
+    return {"seconds": middle, "ratios": ratios, "target": target}
+
+
+def show(name: str, result: dict[str, Any]) -> None:
+    """Print one comparison."""
+    times = "  ".join(f"{who} {value:.3f} s" for who, value in result["seconds"].items())
+    ratios = "  ".join(f"{who} {value:.2f}x" for who, value in result["ratios"].items())
+    print(f"{name:16} {times}\n{'':16} {ratios}  (target {result['target']})", flush=True)
 
 
 def machine() -> dict[str, Any]:
@@ -56,6 +70,7 @@ def machine() -> dict[str, Any]:
     return {
         "processor": platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),
+        "load": [round(value, 1) for value in os.getloadavg()],  # numbers of a busy machine are worth little
         "torch": torch.__version__,
         "python": platform.python_version(),
         "gemm_gflops": round(2 * size**3 / best / 1e9, 1),
@@ -66,7 +81,7 @@ def regressions(found: dict[str, Any], stored: dict[str, Any]) -> list[str]:
     """Return the ratios that fell by more than a fifth."""
     lost = []
     for name, result in found.items():
-        for engine, ratio in result["ratios"].items():
+        for engine, ratio in result.get("ratios", {}).items():
             before = stored.get(name, {}).get("ratios", {}).get(engine)
             if before is not None and ratio < TOLERANCE * before:
                 lost.append(f"{name} {engine}: {ratio:.2f}, was {before:.2f}")
@@ -89,10 +104,18 @@ def main() -> int:
         if arguments.engines:
             workload = replace(workload, engines=tuple(arguments.engines.split(",")))
         workload = replace(workload, clients=max(len(workload.models), round(workload.clients * arguments.scale)))
-        found[workload.name] = result = measure(workload, arguments.repeats)
-        times = "  ".join(f"{name} {value:.3f} s" for name, value in result["seconds"].items())
-        ratios = "  ".join(f"{name} {value:.2f}x" for name, value in result["ratios"].items())
-        print(f"{workload.name:16} {times}\n{'':16} {ratios}  (target {workload.target})", flush=True)
+        found[workload.name] = measure(workload, arguments.repeats)
+        show(workload.name, found[workload.name])
+    for name, make, target in (("evaluation", parts.evaluation, 2.0), ("aggregation", parts.aggregation, 2.0)):
+        if not arguments.names or name in arguments.names:
+            found[name] = compare(make(), arguments.repeats, target)
+            show(name, found[name])
+    if not arguments.names or "overhead" in arguments.names:
+        found["overhead"] = {"milliseconds": parts.overhead(), "target": 1.0}
+        print(f"{'overhead':16} {found['overhead']['milliseconds']:.2f} ms for a client and round (target below 1)")
+    if not arguments.names or "scale" in arguments.names:
+        found["scale"] = parts.scale()
+        print(f"{'scale':16} {found['scale']} (target: start below 5 s, below 1.5 GB)")
     file = RESULTS / "ratios.json"
     stored = json.loads(file.read_text())["workloads"] if file.is_file() else {}
     lost = regressions(found, stored) if arguments.scale == 1.0 else []

@@ -51,7 +51,7 @@ def test_every_loss_is_finite_and_training_moves_the_models(case):
     result = run_case(case)
     losses = [line["loss"] for line in result.history if "loss" in line]
     assert losses and all(0 <= loss < 100 for loss in losses)
-    before = {client: model for client, model in states(run_case(case, rounds=1, lr=1e-12)).items()}
+    before = states(run_case(case, rounds=1, lr=1e-12))
     after = states(result)
     moved = [not torch.equal(after[c][n], before[c][n]) for c in after for n in after[c] if n.endswith("weight")]
     assert any(moved)
@@ -171,7 +171,7 @@ def test_only_declared_models_travel_and_no_inputs(case, monkeypatch):
 @cases
 def test_resume_after_any_round_gives_the_same_run(case, tmp_path):
     named = replace(case)
-    whole = run_case(named, rounds=3, out=tmp_path / "whole", digits=True)
+    run_case(named, rounds=3, out=tmp_path / "whole", digits=True)
     for stop in (0, 1, 2):
         out = tmp_path / f"stopped-{stop}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 
 import pytest
 from problem import SITES
@@ -101,6 +102,17 @@ def test_too_few_sites_a_clear_wait_then_a_clear_stop(town):
     said = town.log("serve")
     assert "waiting up to" in said and "Only 1 of the 2 sites that are needed came" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.slow  # the minute is the point
+def test_back_after_a_minute_it_takes_part_again_with_its_own_state(town):
+    server, joined = start(town, "--deadline", "150", "--wait", "150")
+    town.until(lambda: len(town.history()) >= 1, 120, "round 1")
+    kill(joined["north"])
+    time.sleep(60)
+    town.join("north", name="north-again", model="problem:pausing")
+    assert town.finish(server, 240) == 0, town.logs()
+    assert_same_as_undisturbed(town)
 
 
 def assert_same_as_undisturbed(town):

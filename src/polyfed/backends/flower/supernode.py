@@ -40,12 +40,7 @@ def hasten() -> None:
     """Look again soon for a piece of a message that is not there yet (at the server and at a site)."""
     from flwr.supercore.inflatable.inflatable_utils import pull_objects
 
-    names = pull_objects.__code__.co_varnames[: pull_objects.__code__.co_argcount]
-    values = list(pull_objects.__defaults__ or ())
-    if "initial_backoff" in names:
-        values[names.index("initial_backoff") - len(names)] = SOON
-        pull_objects.__defaults__ = tuple(values)
-    elif "initial_backoff" in (pull_objects.__kwdefaults__ or {}):
+    if "initial_backoff" in (pull_objects.__kwdefaults__ or {}):
         pull_objects.__kwdefaults__["initial_backoff"] = SOON
 
 
