@@ -1,4 +1,4 @@
-"""Evaluation, aggregation, overhead and scale: each on its own, against what people write by hand where there is one."""
+"""Evaluation, aggregation, overhead and scale, each on its own, against what people write by hand."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def evaluation(clients: int = 20) -> dict[str, Callable[[], None]]:
 
 
 def aggregation() -> dict[str, Callable[[], None]]:
-    """The weighted mean of 100 ResNet-18 states: a sum over dictionaries, and the streaming mean."""
+    """Average 100 ResNet-18 states: by a sum over dictionaries, and by the streaming mean."""
     module = build("resnet18", (3, 32, 32), 10)
     state = {name: tensor for name, tensor in module.state_dict().items() if tensor.is_floating_point()}
     few = [{name: tensor + k for name, tensor in state.items()} for k in range(8)]

@@ -69,6 +69,7 @@ def test_auto_takes_the_most_that_can_be_shared():
     assert isinstance(resolve_view("auto", blueprints("mlp:1"), True), Full)
     assert isinstance(resolve_view("auto", blueprints("resnet10:w4", "resnet14:w4"), True), Owned)
     assert isinstance(resolve_view("auto", blueprints("mlp:1", "cnn:4-8"), True), SameArch)
+    assert isinstance(resolve_view("auto", blueprints("cnn:8-16@1", "cnn:8-16@0.5"), True), SameArch)
     assert resolve_view("shared:head+stem", blueprints("mlp:1"), True) == Shared(("head", "stem"), True)
     with pytest.raises(InputError, match="Unknown view 'fuull'"):
         resolve_view("fuull", blueprints("mlp:1"), True)

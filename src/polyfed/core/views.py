@@ -189,7 +189,8 @@ def resolve_view(spec: str, blueprints: Blueprints, buffers: bool) -> View:
         families = {blueprint.family for blueprint in blueprints.values()}
         if len(blueprints) == 1:
             return Full(buffers)
-        return Owned(buffers) if len(families) == 1 and None not in families else SameArch(buffers)
+        aligned = len(families) == 1 and None not in families and _one_shape_a_name(blueprints)
+        return Owned(buffers) if aligned else SameArch(buffers)
     if kind == "shared":
         return Shared(tuple(rest.split("+")) if rest else ("head",), buffers)
     policies: dict[str, type[Full | Owned | SameArch | Prefix]] = {
@@ -201,6 +202,12 @@ def resolve_view(spec: str, blueprints: Blueprints, buffers: bool) -> View:
     if kind not in policies or rest:
         raise InputError(f"Unknown view '{spec}': choose one of {', '.join(VIEWS)} (shared:head+layers.2 names parts).")
     return policies[kind](buffers)
+
+
+def _one_shape_a_name(blueprints: Blueprints) -> bool:
+    """Tell whether tensors of the same name have the same shape (widths of one network do not)."""
+    found: dict[str, tuple[int, ...]] = {}
+    return all(found.setdefault(n, shape) == shape for b in blueprints.values() for n, shape in b.shapes.items())
 
 
 def _covers(large: torch.Size | tuple[int, ...], small: torch.Size | tuple[int, ...]) -> bool:

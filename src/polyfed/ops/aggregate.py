@@ -15,6 +15,8 @@ from torch import Tensor
 
 Index = tuple[slice | Tensor, ...]
 
+PIECE = 1 << 16  # numbers that are averaged at once
+
 
 @dataclass(frozen=True, slots=True)
 class Slot:
@@ -47,32 +49,45 @@ def scatter_mean(state: dict[str, Tensor], parts: Iterable[Part]) -> None:
     `w[i] = sum_k a_k w_k[i] / sum_k a_k` over the clients `k` whose slice contains entry `i`, as a running mean: the
     tensor of a lone holder, and equal tensors of any number of holders, come back without rounding.
     """
-    mean: dict[str, Tensor] = {}
-    weight: dict[str, float | Tensor] = {}
+    held_by: dict[str, list[tuple[Tensor, Index | None, float]]] = {}
     for part in parts:
         if part.weight == 0:
             continue
         for name, tensor in part.state.items():
             slot = part.slots[name]
-            key, index = slot.key, slot.part
-            if key not in mean:
-                mean[key] = torch.zeros_like(state[key])
-                weight[key] = 0.0
-            held = weight[key]
-            if index is not None and not isinstance(held, Tensor):
-                held = torch.full_like(state[key], held)
-            tensor = tensor.to(mean[key])
-            if index is None:
-                held = held + part.weight
-                mean[key].lerp_(tensor, part.weight / held)
-            else:
-                assert isinstance(held, Tensor)
-                held[index] += part.weight
-                mean[key][index] = mean[key][index].lerp(tensor, part.weight / held[index])
-            weight[key] = held
-    for key, averaged in mean.items():
-        held = weight[key]
-        state[key].copy_(torch.where(held > 0, averaged, state[key]) if isinstance(held, Tensor) else averaged)
+            held_by.setdefault(slot.key, []).append((tensor, slot.part, part.weight))
+    for key, holders in held_by.items():
+        if all(index is None for _, index, _ in holders):
+            state[key].copy_(_whole_mean(state[key], [(tensor, a) for tensor, _, a in holders]))
+        else:
+            mean, weight = _sliced_mean(state[key], holders)
+            state[key].copy_(torch.where(weight > 0, mean, state[key]))
+
+
+def _whole_mean(like: Tensor, holders: list[tuple[Tensor, float]]) -> Tensor:
+    """Return the running mean of whole tensors, piece by piece, so that the sum stays in the cache."""
+    mean = torch.zeros_like(like, memory_format=torch.contiguous_format)
+    flat = mean.view(-1)
+    sources = [tensor.to(mean).reshape(-1) for tensor, _ in holders]
+    shares, weight = [], 0.0
+    for _, a in holders:
+        weight += a
+        shares.append(a / weight)
+    for start in range(0, len(flat), PIECE):
+        piece = flat[start : start + PIECE]
+        for source, share in zip(sources, shares, strict=True):
+            piece.lerp_(source[start : start + PIECE], share)
+    return mean
+
+
+def _sliced_mean(like: Tensor, holders: list[tuple[Tensor, Index | None, float]]) -> tuple[Tensor, Tensor]:
+    """Return the running mean of slices and the weight behind every entry."""
+    mean, weight = torch.zeros_like(like), torch.zeros_like(like)
+    for tensor, index, a in holders:
+        place: Index = (...,) if index is None else index  # type: ignore[assignment]
+        weight[place] += a
+        mean[place] = mean[place].lerp(tensor.to(mean), a / weight[place])
+    return mean, weight
 
 
 @torch.no_grad()
