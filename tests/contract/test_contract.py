@@ -48,7 +48,7 @@ def test_another_seed_gives_another_run(case):
 
 @cases
 def test_every_loss_is_finite_and_training_moves_the_models(case):
-    result = run_case(case)
+    result = run_case(case, lr=0.01)  # a small rate: BatchNorm over two samples of one pixel can throw a loss far off
     losses = [line["loss"] for line in result.history if "loss" in line]
     assert losses and all(0 <= loss < 100 for loss in losses)
     before = states(run_case(case, rounds=1, lr=1e-12))
