@@ -34,6 +34,9 @@ browser:  # the report is tested in a real browser; a CI machine gets one, elsew
 test: $(TESTED) browser  ## run all tests
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow'
 
+faults: $(TESTED)  ## real sites that are killed, slow or away (minutes; wants an idle machine)
+	$(BIN)/python -m pytest -m slow tests/flower
+
 check: $(TESTED)  ## lint, format and type checks
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -45,4 +48,4 @@ bench: $(STAMP)  ## measure speed and memory (ratios in one run)
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-.PHONY: help setup demo test browser check bench clean
+.PHONY: help setup demo test browser faults check bench clean

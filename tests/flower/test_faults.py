@@ -11,6 +11,9 @@ from problem import SITES
 ROUNDS = ["--rounds", "4", "--epochs", "1", "--batch-size", "8", "--method", "fedavg"]
 OTHERS = [1, 2]
 
+# Minutes of real processes with real deadlines: a busy machine fails them for no fault of the code. `make faults`.
+pytestmark = pytest.mark.slow
+
 
 def start(town, *options, mark=None, site="north"):
     """Start a server and three sites; one of them pauses in its first batch when the mark file says so."""

@@ -230,10 +230,11 @@ class InProcess:
         record = self.records.get(client)
         return record.version if record else 0
 
-    def model(self, client: int, ctx: Context, message: Message) -> nn.Module:
-        """Return a copy of a client's main model as it is after receiving a message: the one that is measured."""
+    def model(self, client: int, ctx: Context, message: Message | None = None) -> nn.Module:
+        """Return a copy of a client's main model, as it is now or after receiving a message."""
         party = self.open(client, ctx, scratch=True)
-        receive(party, message)
+        if message is not None:
+            receive(party, message)
         return copy.deepcopy(party.main)
 
     def identity(self, client: int, message: Message) -> Any:
