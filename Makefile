@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 $(TESTED): $(STAMP)
 	@echo 'Adding what the tests need ...'
-	@$(INSTALL) -e '.[dev,flower,plots,tensorboard,mlflow]'
+	@$(INSTALL) -e '.[dev,flower,simulation,plots,tensorboard,mlflow]'
 	@touch $(TESTED)
 
 setup: $(TESTED)  ## create .venv and install everything into it

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from polyfed import methods
+from polyfed.backends.flower import require_flower
 from polyfed.backends.inprocess import InProcess, chosen_device
 from polyfed.build import ModelSpec, make_parties, pool
 from polyfed.core.errors import InputError, RunDirectoryError
@@ -69,7 +70,8 @@ def run(
     engine, workers
         How clients share the machine: `sequential`, `threads` (whole clients on several threads, the same numbers bit
         for bit), `batched` (clients of one architecture as one stack), or `auto`, which times both and keeps the
-        faster. By default as many workers as torch uses threads.
+        faster. By default as many workers as torch uses threads. `flower` runs the apps of a real federation in
+        Flower's simulation runtime (Ray), which can use a cluster.
     device
         Where active clients compute: `cpu`, `cuda`, or `auto` (a GPU if there is one).
 
@@ -105,7 +107,13 @@ def run(
     federation.observers = list(observers)
     backend = federation.backend
     assert isinstance(backend, InProcess)
-    history = federation.run(resume)
+    if engine == "flower":
+        require_flower()
+        from polyfed.backends.flower.simulation import simulate
+
+        history = simulate(federation, clients, models, feature_dim, feature_adapter, resume)
+    else:
+        history = federation.run(resume)
     result = Result(
         method=described["label"],
         seed=seed,
@@ -157,9 +165,10 @@ def prepare(
     )
     check_needs(method, infos, blueprints, clients.public, clients.input_shape, known_methods)
     parties, holdings = pool(infos, data) if method.pools_data else (infos, data)
+    engine = "sequential" if settings.engine == "flower" else settings.engine  # there the clients are elsewhere
     federation = Federation(
         method,
-        InProcess(method, parties, holdings, blueprints, clients.test, settings.engine, settings.workers),
+        InProcess(method, parties, holdings, blueprints, clients.test, engine, settings.workers),
         settings,
         num_classes=clients.num_classes,
         input_shape=clients.input_shape,

@@ -42,7 +42,7 @@ OptimizerName = Annotated[str | None, typer.Option("--optimizer", help="sgd | ad
 LearningRate = Annotated[float | None, typer.Option("--lr", help="Learning rate.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of everything random.")]
 Evaluate = Annotated[str | None, typer.Option(help="When to measure: every=N or end.")]
-Engine = Annotated[str | None, typer.Option(help="auto | sequential | threads | batched")]
+Engine = Annotated[str | None, typer.Option(help="auto | sequential | threads | batched | flower")]
 Workers = Annotated[int | None, typer.Option(help="Threads that train clients (default: as many as torch uses).")]
 Device = Annotated[str | None, typer.Option(help="cpu | cuda | auto")]
 PublicData = Annotated[str | None, typer.Option("--public", help="Public data: N rows held out, or NAME[:N].")]

@@ -52,7 +52,7 @@ def make_engine(name: str) -> Engine:
         from polyfed.backends.auto import Auto
 
         return Auto()
-    raise InputError(f"engine is one of {', '.join(ENGINES)}, not '{name}'.")
+    raise InputError(f"engine is one of {', '.join(ENGINES)} or flower, not '{name}'.")
 
 
 def chosen_device(name: str) -> str:

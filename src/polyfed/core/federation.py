@@ -36,7 +36,7 @@ class Settings:
     evaluate_every: int = 1  # rounds; 0: only at the end
     checkpoint_seconds: float = 10.0  # at least so long between two checkpoints; 0: one after every round
     device: str = "cpu"
-    engine: str = "threads"  # auto | sequential | threads | batched
+    engine: str = "threads"  # auto | sequential | threads | batched | flower
     workers: int | None = None  # None: as many as torch uses threads
     evaluate_clients: int | None = None  # so many, always the same, are measured before the end; None: all
 

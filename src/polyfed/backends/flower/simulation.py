@@ -6,33 +6,32 @@ This checks that a method runs unchanged on Flower; for speed on one machine use
 from __future__ import annotations
 
 import importlib.util
-import secrets
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from flwr.app import Context as FlowerContext
 from flwr.app import Message as Letter
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from polyfed.api import check_settings, own_public_classes
-from polyfed.backends.flower.codec import pack, unpack
+from polyfed.api import own_public_classes
+from polyfed.backends.flower.codec import Head, pack, unpack
 from polyfed.backends.flower.post import Post
 from polyfed.backends.flower.serve import Gathering, Given, convene
-from polyfed.backends.flower.site import Site
+from polyfed.backends.flower.site import Site, last_state
 from polyfed.backends.flower.sitedata import SiteData
 from polyfed.build import ModelSpec
-from polyfed.core.errors import InputError
-from polyfed.core.federation import Line, Settings
+from polyfed.core.errors import InputError, PolyfedError
+from polyfed.core.federation import Federation, Line
 from polyfed.core.method import Method
-from polyfed.core.party import Party
-from polyfed.core.rundir import RunDirectory
+from polyfed.core.party import Blueprint
 from polyfed.data import Clients
-from polyfed.result import Result
 
 START = 300.0  # seconds until all nodes must be there
 DEADLINE = 24 * 3600.0  # seconds: in a simulation everybody is waited for
@@ -40,94 +39,119 @@ ACTIONS = (("train", "work"), ("query", "describe"), ("query", "measure"), ("que
 
 
 def simulate(
-    method: Method,
+    federation: Federation,
     clients: Clients,
     models: Sequence[ModelSpec],
-    settings: Settings,
-    *,
     feature_dim: int | None = None,
     feature_adapter: str = "linear",
-    directory: RunDirectory | None = None,
-    observers: Sequence[Callable[[Line], None]] = (),
-    cpus: float = 1.0,
-) -> Result:
-    """Run a federation in Flower's simulation runtime, `cpus` processors for each client at work.
+    resume: bool = False,
+) -> list[Line]:
+    """Run a prepared federation in Flower's simulation runtime, one processor for each client at work.
+
+    The sites' states are files, as in a real federation: in the run directory, so that a run can be resumed. At the end
+    the federation that was given holds what an in-process run would have left in it.
 
     Raises
     ------
     InputError
         When Ray is not installed, or the method pools data.
     """
+    method = federation.method
     if importlib.util.find_spec("ray") is None:
-        raise InputError("The engine 'flower' needs Ray: pip install 'flwr[simulation]'.")
+        raise InputError("The engine 'flower' needs Ray: pip install 'polyfed[simulation]'.")
     if method.pools_data:
         raise InputError(f"{method.name} puts all data in one place: use another engine.")
-    check_settings(settings)
     from flwr.simulation import run_simulation
 
-    names = [f"client-{number}" for number in range(len(clients))]
-    found: list[Result] = []
-    with tempfile.TemporaryDirectory(prefix="polyfed-") as folder:
+    settings = replace(federation.settings, checkpoint_seconds=0.0)  # the sites' states follow the checkpoint
+    directory = federation.directory
+    keep = nullcontext(str(directory.path / "sites")) if directory else tempfile.TemporaryDirectory(prefix="polyfed-")
+    with keep as folder:
         run = {
-            "federation": secrets.token_hex(8),
+            "federation": f"{settings.seed & 0xFFFFFFFF:016x}",  # the folder is this run's alone
             "method": method.name,
             "options": {item.name: getattr(method, item.name) for item in fields(method)},
             "seed": settings.seed,
             "training": asdict(settings.training),
             "feature_dim": feature_dim,
             "feature_adapter": feature_adapter,
-            "rounds": method.plan().rounds or settings.rounds,
+            "rounds": federation.rounds,
             "public_classes": None,
         }
+        names = [f"client-{number}" for number in range(len(clients))]
         apart = own_public_classes(clients)
         given = Given(method, settings, run, names, directory, clients.public, apart, clients.test)
+        stage = Stage(given, federation, resume)
         run_simulation(
-            server_app=server_app(given, observers, found),
-            client_app=client_app(clients, models, Path(folder)),
+            server_app=stage.server_app(),
+            client_app=client_app(method, clients, models, Path(folder)),
             num_supernodes=len(clients),
-            backend_config={"client_resources": {"num_cpus": cpus, "num_gpus": 0.0}},
+            backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
         )
-    if not found:
-        raise InputError("Flower's simulation ended without a result; its messages are above.")
-    return found[0]
+        if stage.error is not None:
+            raise stage.error
+        if not federation.history:
+            raise PolyfedError("Flower's simulation ended without a result; its messages are above.")
+        states = {number: last_state(Path(folder) / str(number), run) for number in range(len(clients))}
+        federation.backend.restore({number: state for number, state in states.items() if state is not None})
+    return federation.history
 
 
-def server_app(given: Given, observers: Sequence[Callable[[Line], None]], found: list[Result]) -> ServerApp:
-    """Return the server as a Flower app: the round loop over Flower's grid."""
-    app = ServerApp()
+class Stage:
+    """The server as a Flower app: the round loop over Flower's grid. Flower swallows errors, so they are kept here."""
 
-    @app.main()
-    def main(grid: Grid, context: FlowerContext) -> None:
+    def __init__(self, given: Given, outcome: Federation, resume: bool) -> None:
+        self.given = given
+        self.outcome = outcome
+        self.resume = resume
+        self.error: BaseException | None = None
+
+    def server_app(self) -> ServerApp:
+        """Return the app."""
+        app = ServerApp()
+
+        @app.main()
+        def main(grid: Grid, context: FlowerContext) -> None:
+            try:
+                self.perform(grid)
+            except BaseException as error:
+                self.error = error
+
+        return app
+
+    def perform(self, grid: Grid) -> None:
+        """Run the rounds and hand over what they left."""
+        given = self.given
         nodes = _all_nodes(grid, len(given.sites))
         seats = _ask_names(grid, list(nodes), given.sites)
         names = dict(enumerate(given.sites))
         post = Post(grid, lambda: nodes, seats, names, DEADLINE, len(names), DEADLINE, lambda text: None)
         met = Gathering(post, given.run, given.sites, lambda text: None).wait({})
-        federation, infos = convene(post, given, met, observers)
-        history = federation.run()
-        ordered = [infos[client] for client in sorted(infos)]
-        result = Result(
-            method=given.method.name,
-            seed=given.settings.seed,
-            rounds=federation.rounds,
-            history=history,
-            cost=federation.meter,
-            architectures=[info.architecture for info in ordered],
-            samples=[info.samples for info in ordered],
-            server_model=federation.server.models.get("main"),
-        )
-        server: Party = federation.server
-        result.server = server
-        found.append(result)
-
-    return app
+        federation, _ = convene(post, given, met, self.outcome.observers)
+        federation.run(self.resume)
+        self.outcome.history, self.outcome.meter = federation.history, federation.meter
+        self.outcome.server = federation.server
 
 
-def client_app(clients: Clients, models: Sequence[ModelSpec], folder: Path) -> ClientApp:
+class ImaginarySite(Site):
+    """A site at which nobody sits: it has nothing to be told, and the method may be anybody's own class."""
+
+    fixed: Method
+
+    def method(self, head: Head) -> Method:
+        """Return the method that was given to the simulation."""
+        return self.fixed
+
+    def tell(self, method: Method, blueprint: Blueprint, run: Mapping[str, Any]) -> None:
+        """Say nothing."""
+
+
+def client_app(method: Method, clients: Clients, models: Sequence[ModelSpec], folder: Path) -> ClientApp:
     """Return all sites as one Flower app; each node has its own number."""
     app = ClientApp()
 
     def answer(letter: Letter, context: FlowerContext) -> Letter:
+        torch.set_num_threads(1)  # one processor for each client, and the numbers of the other engines
         number = int(context.node_config["partition-id"])
         head, blob = unpack(letter.content, "the server")
         if head.get("kind") == "name":
@@ -142,8 +166,9 @@ def client_app(clients: Clients, models: Sequence[ModelSpec], folder: Path) -> C
             own_public_classes(clients),
             clients.class_names,
         )
-        site = Site(f"client-{number}", models[number % len(models)], data, folder / str(number), say=lambda text: None)
-        site.told.add(str(head["run"]["federation"]))  # nobody sits at an imaginary site
+        model = models[number % len(models)]
+        site = ImaginarySite(f"client-{number}", model, data, folder / str(number), say=lambda text: None)
+        site.fixed = method
         return Letter(pack(*site.answer(head, blob)), reply_to=letter)
 
     for kind, action in ACTIONS:

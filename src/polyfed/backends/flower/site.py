@@ -202,11 +202,7 @@ class Site:
 
     def tags(self, head: Head) -> list[Tag]:
         """Return the moments whose states are on disk."""
-        found = []
-        for path in self.home(head).glob("state-*.safetensors"):
-            phase, number, position = path.stem.removeprefix("state-").split("-")
-            found.append((int(phase), int(number), int(position)))
-        return sorted(found)
+        return sorted(_tag(path) for path in self.home(head).glob("state-*.safetensors"))
 
     def keep(self, head: Head, tag: Tag, party: Party) -> None:
         """Write the state, then forget what no repetition can ask for: all but this phase and the last state before."""
@@ -248,3 +244,14 @@ class Site:
 def tag_of(head: Head) -> Tag:
     """Return the moment of an exchange."""
     return PHASES.index(head["phase"]), int(head["round"]), int(head["position"])
+
+
+def last_state(folder: Path, run: Mapping[str, Any]) -> Any:
+    """Return the newest state that a site has kept in its folder, or None."""
+    paths = sorted((folder / run["federation"]).glob("state-*.safetensors"), key=_tag)
+    return unpack_tree(paths[-1].read_bytes(), str(paths[-1])) if paths else None
+
+
+def _tag(path: Path) -> Tag:
+    phase, number, position = path.stem.removeprefix("state-").split("-")
+    return int(phase), int(number), int(position)
