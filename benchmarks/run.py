@@ -97,32 +97,37 @@ def main() -> int:
     parser.add_argument("--save", action="store_true", help="store the ratios for later comparisons")
     parser.add_argument("--engines", default="", help="comma-separated")
     arguments = parser.parse_args()
+    file = RESULTS / "ratios.json"
+    stored = json.loads(file.read_text())["workloads"] if file.is_file() else {}
     found: dict[str, Any] = {}
+
+    def note(name: str, result: dict[str, Any]) -> None:
+        found[name] = result
+        if arguments.save:  # after each workload: a long run that is stopped keeps what it has
+            RESULTS.mkdir(parents=True, exist_ok=True)
+            content = {"machine": described, "workloads": {**stored, **found}}
+            file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+    described = machine()
     for workload in WORKLOADS:
         if arguments.names and workload.name not in arguments.names:
             continue
         if arguments.engines:
             workload = replace(workload, engines=tuple(arguments.engines.split(",")))
         workload = replace(workload, clients=max(len(workload.models), round(workload.clients * arguments.scale)))
-        found[workload.name] = measure(workload, arguments.repeats)
+        note(workload.name, measure(workload, arguments.repeats))
         show(workload.name, found[workload.name])
     for name, make, target in (("evaluation", parts.evaluation, 2.0), ("aggregation", parts.aggregation, 2.0)):
         if not arguments.names or name in arguments.names:
-            found[name] = compare(make(), arguments.repeats, target)
+            note(name, compare(make(), arguments.repeats, target))
             show(name, found[name])
     if not arguments.names or "overhead" in arguments.names:
-        found["overhead"] = {"milliseconds": parts.overhead(), "target": 1.0}
+        note("overhead", {"milliseconds": parts.overhead(), "target": 1.0})
         print(f"{'overhead':16} {found['overhead']['milliseconds']:.2f} ms for a client and round (target below 1)")
     if not arguments.names or "scale" in arguments.names:
-        found["scale"] = parts.scale()
+        note("scale", parts.scale())
         print(f"{'scale':16} {found['scale']} (target: start below 5 s, below 1.5 GB)")
-    file = RESULTS / "ratios.json"
-    stored = json.loads(file.read_text())["workloads"] if file.is_file() else {}
     lost = regressions(found, stored) if arguments.scale == 1.0 else []
-    if arguments.save:
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        content = {"machine": machine(), "workloads": {**stored, **found}}
-        file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
     for line in lost:
         print(f"slower than before: {line}", file=sys.stderr)
     return 1 if lost else 0

@@ -14,7 +14,7 @@ from polyfed.backends.flower import require_flower
 from polyfed.backends.inprocess import InProcess, chosen_device
 from polyfed.build import ModelSpec, make_parties, pool
 from polyfed.core.errors import InputError, RunDirectoryError
-from polyfed.core.federation import Federation, Line, Settings
+from polyfed.core.federation import Federation, Line, Settings, few
 from polyfed.core.method import EVALUATE, Method, Participation
 from polyfed.core.needs import check_needs
 from polyfed.core.party import ClientInfo, Training
@@ -38,6 +38,7 @@ def run(
     feature_adapter: str = "linear",
     evaluate: str | int = 1,
     evaluate_clients: int | None = None,
+    evaluate_samples: int | None = None,
     checkpoint_seconds: float = 10.0,
     resume: bool = False,
     engine: str = "threads",
@@ -62,9 +63,9 @@ def run(
         A new directory for history, checkpoint, models and result; None keeps everything in memory.
     feature_dim, feature_adapter
         Give every model features of this size, by a trainable projection (`linear`) or by pooling (`avgpool`).
-    evaluate, evaluate_clients
-        Every so many rounds, or `"end"`; and how many clients (always the same ones) are measured before the end,
-        where all are. None: all every time.
+    evaluate, evaluate_clients, evaluate_samples
+        Every so many rounds, or `"end"`; and how many clients and test samples (always the same ones) are used for
+        measuring before the end, where all are. None: all every time.
     resume
         Continue the run in `out` from its checkpoint.
     engine, workers
@@ -99,6 +100,7 @@ def run(
         engine,
         workers,
         evaluate_clients,
+        evaluate_samples,
     )
     check_settings(settings)
     federation, infos = prepare(method, clients, models, settings, feature_dim, feature_adapter)
@@ -168,7 +170,16 @@ def prepare(
     engine = "sequential" if settings.engine == "flower" else settings.engine  # there the clients are elsewhere
     federation = Federation(
         method,
-        InProcess(method, parties, holdings, blueprints, clients.test, engine, settings.workers),
+        InProcess(
+            method,
+            parties,
+            holdings,
+            blueprints,
+            clients.test,
+            engine,
+            settings.workers,
+            sample=few(clients.test, settings),
+        ),
         settings,
         num_classes=clients.num_classes,
         input_shape=clients.input_shape,
@@ -205,7 +216,8 @@ def resume(out: str | Path, observers: Sequence[Callable[[Line], None]] = ()) ->
         feature_dim=config["feature_dim"],
         feature_adapter=config["feature_adapter"],
         evaluate=config["evaluate_every"],
-        evaluate_clients=config.get("evaluate_clients"),
+        evaluate_clients=config["evaluate_clients"],
+        evaluate_samples=config["evaluate_samples"],
         checkpoint_seconds=config["checkpoint_seconds"],
         engine=config["engine"],
         workers=config["workers"],
@@ -241,6 +253,7 @@ def describe_run(
         "participation": asdict(settings.participation),
         "evaluate_every": settings.evaluate_every,
         "evaluate_clients": settings.evaluate_clients,
+        "evaluate_samples": settings.evaluate_samples,
         "checkpoint_seconds": settings.checkpoint_seconds,
         "engine": settings.engine,
         "workers": settings.workers,
@@ -279,8 +292,10 @@ def check_settings(settings: Settings) -> None:
     training, participation = settings.training, settings.participation
     if settings.rounds < 1:
         raise InputError(f"rounds must be at least 1, got {settings.rounds}.")
-    if settings.evaluate_clients is not None and settings.evaluate_clients < 1:
-        raise InputError(f"evaluate_clients must be at least 1, got {settings.evaluate_clients}.")
+    for name in ("evaluate_clients", "evaluate_samples"):
+        number = getattr(settings, name)
+        if number is not None and number < 1:
+            raise InputError(f"{name} must be at least 1, got {number}.")
     if training.epochs < 1 or training.batch_size < 1:
         raise InputError(f"epochs and batch_size must be at least 1, got {training.epochs} and {training.batch_size}.")
     if not 0 < training.lr < float("inf"):

@@ -42,6 +42,8 @@ OptimizerName = Annotated[str | None, typer.Option("--optimizer", help="sgd | ad
 LearningRate = Annotated[float | None, typer.Option("--lr", help="Learning rate.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of everything random.")]
 Evaluate = Annotated[str | None, typer.Option(help="When to measure: every=N or end.")]
+EvaluateClients = Annotated[int | None, typer.Option(help="Measure only N clients until the end.")]
+EvaluateSamples = Annotated[int | None, typer.Option(help="Measure on N test samples only until the end.")]
 Engine = Annotated[str | None, typer.Option(help="auto | sequential | threads | batched | flower")]
 Workers = Annotated[int | None, typer.Option(help="Threads that train clients (default: as many as torch uses).")]
 Device = Annotated[str | None, typer.Option(help="cpu | cuda | auto")]
@@ -91,6 +93,8 @@ def run(
     engine: Engine = None,
     workers: Workers = None,
     evaluate: Evaluate = None,
+    evaluate_clients: EvaluateClients = None,
+    evaluate_samples: EvaluateSamples = None,
     public: PublicData = None,
     out: Out = None,
     quiet: Quiet = False,
@@ -135,6 +139,8 @@ def compare(
     engine: Engine = None,
     workers: Workers = None,
     evaluate: Evaluate = None,
+    evaluate_clients: EvaluateClients = None,
+    evaluate_samples: EvaluateSamples = None,
     public: PublicData = None,
     out: Out = None,
     quiet: Quiet = False,

@@ -66,6 +66,8 @@ def run_experiment(
         feature_dim=experiment.feature_dim,
         feature_adapter=experiment.feature_adapter,
         evaluate=experiment.evaluate,
+        evaluate_clients=experiment.evaluate_clients,
+        evaluate_samples=experiment.evaluate_samples,
         checkpoint_seconds=experiment.checkpoint_seconds,
         engine=experiment.engine,
         workers=experiment.workers,

@@ -52,6 +52,8 @@ class Experiment(BaseModel):
 
     seed: int = 0
     evaluate: str | int = "every=1"
+    evaluate_clients: int | None = None  # before the end, where all are measured
+    evaluate_samples: int | None = None
     checkpoint_seconds: float = 10.0
     engine: str = "threads"
     workers: int | None = None

@@ -77,6 +77,21 @@ def test_some_clients_stand_for_all_until_the_end():
         pf.run("local", synthetic(2), rounds=1, evaluate_clients=0)
 
 
+@pytest.mark.parametrize("method", ["local", "heterofl"])  # the clients' own models, and one of the server's
+def test_some_samples_stand_for_all_until_the_end(method):
+    run = federation(method, rounds=3, evaluate_samples=7)
+    first, _, last = (line["accuracy"] for line in run.run())
+    full = [line["accuracy"] for line in federation(method, rounds=3).run()]
+    assert first["samples"] == 7 and "samples" not in last
+    assert last == full[2]
+    sevenths = [7 * value for value in first["per_client"]]
+    assert sevenths == pytest.approx([round(value) for value in sevenths])
+    if method == "heterofl":
+        assert 7 * first["global"] == pytest.approx(round(7 * first["global"]))
+    with pytest.raises(InputError, match="evaluate_samples must be at least 1"):
+        pf.run("local", synthetic(2), rounds=1, evaluate_samples=0)
+
+
 def test_states_beyond_the_budget_are_in_files_and_the_same(monkeypatch):
     here = pf.run("fedavg", synthetic(), ["cnn:4-8,bn"], 2)
     files = []
@@ -87,7 +102,7 @@ def test_states_beyond_the_budget_are_in_files_and_the_same(monkeypatch):
         return take(*args, **kwargs)
 
     monkeypatch.setattr(torch, "from_file", watched)
-    monkeypatch.setattr(inprocess.InProcess.__init__, "__defaults__", ("sequential", None, 1000))
+    monkeypatch.setattr(inprocess.InProcess.__init__, "__defaults__", ("sequential", None, 1000, None))
     there = pf.run("fedavg", synthetic(), ["cnn:4-8,bn"], 2)
     assert files
     for client in here.models:

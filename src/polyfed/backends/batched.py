@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from polyfed.backends.crew import one_thread
-from polyfed.backends.dense import suits
+from polyfed.backends.dense import chain_of, suits
 from polyfed.backends.stack import Member, Program, Tensors
 from polyfed.backends.work import receive
 from polyfed.core.message import Message
@@ -34,6 +34,7 @@ log = logging.getLogger("polyfed.engine")
 
 STACK_BYTES = 16 << 20  # parameters of one stack: beyond the caches nothing is gained
 LARGEST_STACK = 64  # clients
+LIGHT = 1e-3  # seconds of a client outside its stages: below, threads would only wait for Python's lock
 
 
 @dataclass
@@ -60,6 +61,7 @@ class Batched:
 
     def __init__(self) -> None:
         self.refused: dict[Any, str] = {}  # kind of stage -> why it cannot be stacked
+        self.between: dict[str, float] = {}  # step -> seconds that a client spent outside its stages, last time
 
     def exchange(self, home: InProcess, step: Step, messages: Mapping[int, Message], ctx: Context) -> Replies:
         """Let all clients work from stage to stage and collect their replies."""
@@ -74,13 +76,22 @@ class Batched:
                 job.seconds += time.perf_counter() - start
 
         waiting = jobs
+        spent = 0.0
         while waiting:
-            home.crew.run(resume, shares)
+            before = sum(job.seconds for job in jobs)
+            if self.between.get(step.name, LIGHT) < LIGHT:
+                with one_thread():
+                    for share in shares:
+                        resume(0, share)
+            else:
+                home.crew.run(resume, shares)
+            spent += sum(job.seconds for job in jobs) - before
             waiting = [job for job in jobs if job.stage is not None]
             if waiting:
                 self.run_stages(home, step, waiting, ctx)
             shares = [[job for job in share if job.stage is not None] for share in shares]
             shares = [share for share in shares if share]
+        self.between[step.name] = spent / max(1, len(jobs))
         return collected(jobs)
 
     def run_stages(self, home: InProcess, step: Step, jobs: Sequence[Job], ctx: Context) -> None:
@@ -89,9 +100,13 @@ class Batched:
         for job in jobs:
             groups.setdefault(kind_of(job, ctx), []).append(job)
         pieces: list[tuple[list[Job], bool]] = []
+        perceptrons: list[tuple[list[Job], bool]] = []
         for kind, group in groups.items():
             if self.stackable(home, kind, group, step, ctx):
-                pieces.extend((piece, True) for piece in divided(group, home.crew.workers))
+                if is_perceptron(group[0]):
+                    perceptrons.extend((piece, True) for piece in divided(group, 1))
+                else:
+                    pieces.extend((piece, True) for piece in divided(group, home.crew.workers))
             else:
                 pieces.extend(([job], False) for job in group)
 
@@ -106,6 +121,9 @@ class Batched:
                 job.seconds += (time.perf_counter() - start) / len(members)
 
         home.crew.run(work, pieces, lambda piece: sum(home.expected_work(step, job.client) for job in piece[0]))
+        with home.crew.all_for_one():  # large matrix products share the cores; small Python steps cannot
+            for piece in perceptrons:
+                work(0, piece)
 
     def stackable(self, home: InProcess, kind: Any, group: list[Job], step: Step, ctx: Context) -> bool:
         """Tell whether a group can be stacked; a trial of one step on copies shows it, once for each kind of stage."""
@@ -183,6 +201,12 @@ def divided(group: list[Job], workers: int) -> list[list[Job]]:
     count = max(min(workers, len(group) // 2), -(-len(group) // largest))
     ordered = sorted(group, key=lambda job: -samples_of(job))  # a stable sort: equal clients stay in order
     return [ordered[place * len(group) // count : (place + 1) * len(group) // count] for place in range(count)]
+
+
+def is_perceptron(job: Job) -> bool:
+    """Tell whether a client's only network is a perceptron, which runs as large matrix products (see `dense.py`)."""
+    assert job.party is not None
+    return list(job.party.models) == ["main"] and chain_of(job.party.main) is not None
 
 
 def samples_of(job: Job) -> int:

@@ -68,6 +68,14 @@ def suits(program: Program) -> DenseProgram | None:
     return None if chain is None else DenseProgram.over(program, chain)
 
 
+def advance(tensor: Tensor, left: Tensor | None, right: Tensor, beta: float, alpha: float) -> None:
+    """`tensor = beta * tensor + alpha * left @ right` in one pass; without `left`, the product is `right` itself."""
+    if left is not None:
+        tensor.baddbmm_(left, right, beta=beta, alpha=alpha)
+    else:
+        (tensor if beta == 1.0 else tensor.mul_(beta)).add_(right, alpha=alpha)
+
+
 class DenseProgram(Program):
     """A program whose one network is a perceptron."""
 
@@ -144,9 +152,7 @@ class DenseProgram(Program):
             before = torch.bmm(delta, weight) if place else None  # with the weights of this step
             self.move(layer.weight, weight, delta.transpose(1, 2), inputs, selection, rate, of_params)
             if layer.bias is not None:
-                bias = params[layer.bias].unsqueeze(1)
-                ones = delta.new_ones(1, 1, 1).expand(delta.shape[0], 1, delta.shape[1])
-                self.move(layer.bias, bias, ones, delta, selection, rate, of_params)
+                self.move(layer.bias, params[layer.bias], None, delta.sum(1), selection, rate, of_params)
             if before is None:
                 break
             if place == len(self.chain) - 1 and of_features is not None:
@@ -159,27 +165,27 @@ class DenseProgram(Program):
         self,
         name: str,
         parameter: Tensor,
-        left: Tensor,
+        left: Tensor | None,
         right: Tensor,
         selection: Selection,
         rate: float,
         of_params: dict[str, Tensor] | None,
     ) -> None:
-        """Move a parameter along `left @ right` (its gradient through the network) and the loss's own gradient."""
+        """Move a parameter along `left @ right` or `right` (its gradient through the network) and the loss's own."""
         optimizer, training = self.optimizers[0], self.optimizers[0].training
-        direct = of_params[name].view_as(parameter) if of_params is not None else None
+        direct = of_params[name] if of_params is not None else None
         key = ("main", name)
         if isinstance(optimizer, Sgd) and not optimizer.velocity:
             decay = 1 - rate * training.weight_decay
             if direct is not None:
                 direct = direct.mul(-rate)
-            parameter.baddbmm_(left, right, beta=decay, alpha=-rate)
+            advance(parameter, left, right, decay, -rate)
             if direct is not None:
                 parameter.add_(direct)
         elif isinstance(optimizer, Sgd):
-            kept = optimizer.velocity[key].view(-1, *parameter.shape[1:])
+            kept = optimizer.velocity[key]
             velocity = selection.pick(kept)
-            velocity.baddbmm_(left, right, beta=training.momentum)
+            advance(velocity, left, right, training.momentum, 1.0)
             if direct is not None:
                 velocity.add_(direct)
             if training.weight_decay:
@@ -188,11 +194,10 @@ class DenseProgram(Program):
                 kept.index_copy_(0, selection.index, velocity)
             parameter.add_(velocity, alpha=-rate)
         else:
-            grad = torch.bmm(left, right)
+            grad = right if left is None else torch.bmm(left, right)
             if direct is not None:
                 grad.add_(direct)
-            own = self.params["main"][name]
-            optimizer.move(key, parameter.view(-1, *own.shape[1:]), grad.view(-1, *own.shape[1:]), selection, rate)
+            optimizer.move(key, parameter, grad, selection, rate)
 
     def loss_gradients(
         self,

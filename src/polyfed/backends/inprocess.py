@@ -93,12 +93,13 @@ class InProcess:
         engine: str = "sequential",
         workers: int | None = None,
         memory_budget: int = MEMORY_BUDGET,
+        sample: Samples | None = None,
     ) -> None:
         self.method = method
         self.infos = {info.id: info for info in infos}
         self.data = {info.id: item for info, item in zip(infos, data, strict=True)}
         self.blueprints = dict(blueprints)
-        self.test = test
+        self.shared = {"test": test, "sample": sample if sample is not None else test}
         self.records: dict[int, Record] = {}
         self.shelves: dict[tuple[str, str], Shelf] = {}
         self.memory = Memory(memory_budget)
@@ -125,20 +126,22 @@ class InProcess:
 
     def evaluate(self, messages: Mapping[int, Message], ctx: Context, on: str = "test") -> dict[int, Measure]:
         """Measure every client's model; equal models are measured once, and models that did not change not again."""
+        if on == "sample" and self.shared["sample"] is self.shared["test"]:
+            on = "test"
         results: dict[int, Measure] = {}
         same: dict[Any, list[int]] = {}  # identity -> clients whose predictions are equal
         for client in sorted(messages):
-            data = self.test if on == "test" else self.data[client].validation
+            data = self.shared.get(on, self.data[client].validation)
             if data is None or not len(data):
                 continue
-            key = self.identity(client, messages[client]) if on == "test" else None
+            key = self.identity(client, messages[client]) if on in self.shared else None
             if key is None and not any(True for _ in messages[client].tensors()):
                 known = self._known(client, on)
                 if known is not None:
                     results[client] = known
                     continue
-                if on == "test" and self._untouched(client):
-                    key = "initial", self.infos[client].architecture
+                if on in self.shared and self._untouched(client):
+                    key = "initial", on, self.infos[client].architecture
             same.setdefault(key if key is not None else client, []).append(client)
         firsts = [group[0] for group in same.values()]
         for group, found in zip(same.values(), self._measure(firsts, messages, ctx, on), strict=True):
@@ -262,10 +265,11 @@ class InProcess:
         }
         for client, record in records.items():
             self._have_seats(client, record, ctx)
-        test = prepared(self.test) if on == "test" and len(clients) > 1 else self.test
+        shared = self.shared.get(on)
+        shared = prepared(shared) if shared is not None and len(clients) > 1 else shared
         items: list[tuple[int, Samples, range]] = []
         for client in clients:
-            data = test if on == "test" else self.data[client].validation
+            data = shared if shared is not None else self.data[client].validation
             assert data is not None
             chunks = chunk_count(data)
             parts = min(chunks, -(-self.crew.workers // len(clients)))
@@ -288,8 +292,8 @@ class InProcess:
         version, known = self.measured.get((client, on), (-1, None))
         if known is not None and version == self.version(client):
             return known
-        if on == "test" and self._untouched(client):
-            return self.initial.get(("initial", self.infos[client].architecture))
+        if on in self.shared and self._untouched(client):
+            return self.initial.get(("initial", on, self.infos[client].architecture))
         return None
 
     def _untouched(self, client: int) -> bool:

@@ -21,11 +21,14 @@ from polyfed.backends.steps import Optimizer, Selection, clip, make_optimizer
 from polyfed.core.nets import EVAL, TRAIN, FunctionalNet
 from polyfed.core.party import Context, Party
 from polyfed.core.rng import generator
-from polyfed.core.runner import _DROPOUTS, has_dropout, is_normed, plan_of
+from polyfed.core.runner import _DROPOUTS, has_dropout, is_normed, pieces, plan_of
 from polyfed.core.samples import Samples
 from polyfed.core.stage import Batch, Stage, Update, is_trainable, learning_rate
 
+Inputs = tuple[Tensor, Tensor, dict[str, Tensor]]  # of some clients: x, y and columns, each [clients, samples, ...]
 Tensors = dict[str, dict[str, Tensor]]  # model name -> tensor name -> [clients, ...]
+
+GATHER = 1 << 23  # numbers that are collected and scaled at once
 
 
 @dataclass
@@ -115,10 +118,33 @@ class Program:
 
     def run(self, limit: int | None = None) -> None:
         """Run all steps (or the first few, for a trial)."""
-        for number, (selection, epoch, positions) in enumerate(self.schedule()):
+        for number, (selection, epoch, batch) in enumerate(self.steps()):
             if limit is not None and number >= limit:
                 return
-            self.step(selection, epoch, positions)
+            self.step(selection, epoch, *batch)
+
+    def steps(self) -> Iterator[tuple[Selection, int, Inputs]]:
+        """Yield which clients go next, in which epoch, and their batches."""
+        if len({len(member.data) for member in self.members}) == 1:
+            yield from self._evenly()
+            return
+        for selection, epoch, positions in self.schedule():
+            yield selection, epoch, self.batch(selection.clients, positions)
+
+    def _evenly(self) -> Iterator[tuple[Selection, int, Inputs]]:
+        """Clients with equally many samples always go together, and their inputs are collected for many batches."""
+        everybody = Selection(range(len(self.members)), len(self.members))
+        at_once = max(1, GATHER // max(1, self.data.table[:1].numel() * len(self.members)))
+        plans = [plan_of(member.stage, member.party, self.ctx, self.name) for member in self.members]
+        for epochs in zip(*plans, strict=True):
+            epoch, _, sizes = epochs[0]
+            order = torch.stack([order for _, order, _ in epochs])
+            for positions, cut in pieces(order.T, sizes, at_once):
+                x, y, columns = self.gather(everybody.clients, positions.T.unbind())
+                parts = {key: column.split(cut, 1) for key, column in columns.items()}
+                for number, (some, labels) in enumerate(zip(x.split(cut, 1), y.split(cut, 1), strict=True)):
+                    extra = {key: part[number] for key, part in parts.items()}
+                    yield everybody, epoch, (some, labels, extra | self.drawn(everybody.clients, len(some[0])))
 
     def schedule(self) -> Iterator[tuple[Selection, int, list[Tensor]]]:
         """Yield which clients go next: all whose batches have the same size and learning rate.
@@ -154,7 +180,12 @@ class Program:
             for positions in order.split(sizes):
                 yield epoch, positions
 
-    def batch(self, clients: Sequence[int], positions: Sequence[Tensor]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def batch(self, clients: Sequence[int], positions: Sequence[Tensor]) -> Inputs:
+        """Return the inputs of one batch of every client, with its random draws."""
+        x, y, columns = self.gather(clients, positions)
+        return x, y, columns | self.drawn(clients, len(positions[0]))
+
+    def gather(self, clients: Sequence[int], positions: Sequence[Tensor]) -> Inputs:
         """Return inputs, labels and columns with the clients as first dimension."""
         shape = (len(clients), len(positions[0]))
         device = self.ctx.device
@@ -164,15 +195,18 @@ class Program:
         columns = {}
         for key, column in self.columns.items():
             columns[key] = column.table[column.locate(clients, positions)].to(device).unflatten(0, shape)
-        if self.stage.draws:  # a client draws all tensors of a batch in turn
-            drawn = [[d.sample(shape[1], self.draws[c]) for d in self.stage.draws.values()] for c in clients]
-            for key, values in zip(self.stage.draws, zip(*drawn, strict=True), strict=True):
-                columns[key] = torch.stack(values).to(device)
         return x, y, columns
 
-    def step(self, selection: Selection, epoch: int, positions: list[Tensor]) -> None:
+    def drawn(self, clients: Sequence[int], size: int) -> dict[str, Tensor]:
+        """Return the random tensors of a batch: a client draws all of them in turn."""
+        if not self.stage.draws:
+            return {}
+        drawn = [[draw.sample(size, self.draws[c]) for draw in self.stage.draws.values()] for c in clients]
+        together = zip(self.stage.draws, zip(*drawn, strict=True), strict=True)
+        return {key: torch.stack(values).to(self.ctx.device) for key, values in together}
+
+    def step(self, selection: Selection, epoch: int, x: Tensor, y: Tensor, columns: dict[str, Tensor]) -> None:
         """Take one optimizer step of every update for the chosen clients."""
-        x, y, columns = self.batch(selection.clients, positions)
         aux = self.chosen_aux(selection)
         for number, update in enumerate(self.updates):
             rate = learning_rate(update.training or self.training, self.ctx.round, epoch)

@@ -1,8 +1,9 @@
-"""Parked client states: one flat row of numbers for each client and model, swapped into shared modules.
+"""Parked client states: one row of numbers for each client and tensor, swapped into shared modules.
 
 A module object exists once for each architecture and worker; activating a client points the module's tensors at the
-client's row, which copies nothing. Training then writes straight into the row. Rows of one architecture lie one below
-the other, so that neighbours can be trained as one stack, and pages that were never written cost no memory.
+client's rows, which copies nothing. Training then writes straight into the rows. The rows of one tensor lie one below
+the other, client by client, so that neighbours can be trained as one stack, and pages that were never written cost no
+memory.
 """
 
 from __future__ import annotations
@@ -18,50 +19,44 @@ from torch import Tensor, nn
 
 from polyfed.core.message import State
 
-Rows = dict[torch.dtype, Tensor]
+Rows = dict[str, Tensor]  # tensor name -> its numbers, flat, with some space behind them
 
-ALIGN = 16  # numbers: tensors start at cache lines
+ALIGN = 16  # numbers: rows start at cache lines
 BLOCK_BYTES = 256 << 20  # rows that lie together; memory is taken only where rows are used
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where one tensor lies in the flat rows."""
+    """What one tensor needs."""
 
     dtype: torch.dtype
-    start: int
     shape: torch.Size
-
-    @property
-    def stop(self) -> int:
-        """One past its last element."""
-        return self.start + self.shape.numel()
+    size: int  # numbers
+    length: int  # of its row
 
 
 class Layout:
-    """How the tensors of one state lie in flat rows, one row for each type of number."""
+    """How the tensors of one state become flat rows."""
 
     def __init__(self, state: Mapping[str, Tensor]) -> None:
         self.places: dict[str, Place] = {}
-        self.lengths: dict[torch.dtype, int] = {}
         for name, tensor in state.items():
-            start = self.lengths.get(tensor.dtype, 0)
-            self.places[name] = Place(tensor.dtype, start, tensor.shape)
-            self.lengths[tensor.dtype] = start + -(-tensor.numel() // ALIGN) * ALIGN
+            length = -(-tensor.numel() // ALIGN) * ALIGN
+            self.places[name] = Place(tensor.dtype, tensor.shape, tensor.numel(), length)
 
     @property
     def nbytes(self) -> int:
         """Bytes of one client's rows."""
-        return sum(length * dtype.itemsize for dtype, length in self.lengths.items())
+        return sum(place.length * place.dtype.itemsize for place in self.places.values())
 
     def views(self, rows: Rows) -> State:
         """Return the tensors of a state as views into its rows."""
-        return {name: rows[p.dtype][p.start : p.stop].view(p.shape) for name, p in self.places.items()}
+        return {name: rows[name][: p.size].view(p.shape) for name, p in self.places.items()}
 
     def stacked(self, rows: Rows) -> State:
         """Return the tensors of many states, with the clients as first dimension, as views into `[clients, n]` rows."""
         return {
-            name: rows[p.dtype][:, p.start : p.stop].view(-1, *p.shape).data  # see `Seat.attach` for `.data`
+            name: rows[name][:, : p.size].view(-1, *p.shape).data  # see `Seat.attach` for `.data`
             for name, p in self.places.items()
         }
 
@@ -72,7 +67,7 @@ class Layout:
 
     def pack(self, state: Mapping[str, Tensor]) -> Rows:
         """Copy a state into fresh rows."""
-        rows = {dtype: torch.empty(length, dtype=dtype) for dtype, length in self.lengths.items()}
+        rows = {name: torch.empty(place.length, dtype=place.dtype) for name, place in self.places.items()}
         self.fill(rows, state)
         return rows
 
@@ -113,15 +108,15 @@ class Shelf:
     def take(self) -> int:
         """Return the number of a free row."""
         if self.used == len(self.blocks) * self.size:
-            lengths = self.layout.lengths.items()
-            self.blocks.append({dtype: self.memory.take(self.size, length, dtype) for dtype, length in lengths})
+            places = self.layout.places.items()
+            self.blocks.append({name: self.memory.take(self.size, p.length, p.dtype) for name, p in places})
         self.used += 1
         return self.used - 1
 
     def rows(self, number: int) -> Rows:
         """Return one client's rows."""
         block = self.blocks[number // self.size]
-        return {dtype: table[number % self.size] for dtype, table in block.items()}
+        return {name: table[number % self.size] for name, table in block.items()}
 
     def together(self, numbers: list[int]) -> Rows | None:
         """Return `[clients, n]` views of several clients' rows, or None where they are not neighbours."""
@@ -131,7 +126,7 @@ class Shelf:
             return None
         start = first % self.size
         block = self.blocks[first // self.size]
-        return {dtype: table[start : start + len(numbers)] for dtype, table in block.items()}
+        return {name: table[start : start + len(numbers)] for name, table in block.items()}
 
 
 @dataclass
@@ -150,12 +145,12 @@ class Record:
 
     def copy(self) -> Record:
         """Return a record with rows of its own (memory is shared: evaluation does not write it)."""
-        rows = {m: {dtype: row.clone() for dtype, row in r.items()} for m, r in self.rows.items()}
+        rows = {m: {name: row.clone() for name, row in r.items()} for m, r in self.rows.items()}
         return Record(rows, self.layouts, self.memory, self.version)
 
     def to(self, device: torch.device) -> Record:
         """Return a record whose rows are on a device."""
-        rows = {m: {dtype: row.to(device) for dtype, row in r.items()} for m, r in self.rows.items()}
+        rows = {m: {name: row.to(device) for name, row in r.items()} for m, r in self.rows.items()}
         return Record(rows, self.layouts, self.memory, self.version)
 
     def tree(self) -> dict[str, Any]:

@@ -40,7 +40,10 @@ class Backend(Protocol):
         ...
 
     def evaluate(self, messages: Mapping[int, Message], ctx: Context, on: str = "test") -> dict[int, Measure]:
-        """Measure each client's model as it would be after receiving the message; nothing at the clients changes."""
+        """Measure each client's model as it would be after receiving the message; nothing at the clients changes.
+
+        `on` is `test`, `sample` (fewer test samples, where the backend has them) or each client's own `validation`.
+        """
         ...
 
     def changed(self) -> dict[int, Any]:

@@ -39,6 +39,16 @@ class Settings:
     engine: str = "threads"  # auto | sequential | threads | batched | flower
     workers: int | None = None  # None: as many as torch uses threads
     evaluate_clients: int | None = None  # so many, always the same, are measured before the end; None: all
+    evaluate_samples: int | None = None  # on so many test samples, always the same, before the end; None: all
+
+
+def few(test: Samples, settings: Settings) -> Samples:
+    """Return the test samples that models are measured on before the end: a fixed draw, or all."""
+    wanted = settings.evaluate_samples
+    if wanted is None or wanted >= len(test):
+        return test
+    order = torch.randperm(len(test), generator=generator(settings.seed, "evaluate-samples"))
+    return test.select(order[:wanted].sort().values)
 
 
 class Federation:
@@ -62,6 +72,7 @@ class Federation:
         self.backend = backend
         self.settings = settings
         self.test = test
+        self.sample = few(test, settings) if test is not None else None
         self.directory = directory
         self.observers = list(observers)
         self.plan = method.plan()
@@ -84,7 +95,7 @@ class Federation:
         )
         self.ctx.run_stage = lambda stage, party, name: run_stage(stage, party, self.ctx, name)
         self.saved_at = time.monotonic()
-        self.final = False  # the phase at hand is the last one
+        self.final = False  # the phase at hand is the last one, measured in full
         method.setup_server(self.server, backend.infos, self.ctx)
 
     def run(self, resume: bool = False) -> list[Line]:
@@ -188,7 +199,7 @@ class Federation:
 
     def _evaluate_clients(self) -> dict[int, Measure]:
         with self.meter.time("evaluate"):
-            return self.backend.evaluate(self._evaluation_messages(), self.ctx)
+            return self.backend.evaluate(self._evaluation_messages(), self.ctx, "test" if self.final else "sample")
 
     def _evaluation_messages(self) -> dict[int, Message]:
         """Return what each measured client would receive now. Not counted: nothing is learned from it."""
@@ -200,9 +211,9 @@ class Federation:
         return {client: self.method.send(self.server, infos[client], EVALUATE, self.ctx) for client in clients}
 
     def _evaluate_server(self) -> Mapping[str, float | None]:
-        if self.test is None or not self.method.serves(self.server):
+        if self.test is None or self.sample is None or not self.method.serves(self.server):
             return {"global": None}
-        found = measure(self.method, self.server, self.test, self.ctx)
+        found = measure(self.method, self.server, self.test if self.final else self.sample, self.ctx)
         return {"global": found.accuracy} | ({} if found.private is None else {"global_private": found.private})
 
     def _summary(self, measures: Mapping[int, Measure]) -> dict[str, Any]:
@@ -217,6 +228,7 @@ class Federation:
             "loss": fmean(m.loss for m in measures.values()),
             "per_client": values,
             **({"private": fmean(private)} if private else {}),
+            **({} if self.final or self.sample is self.test or self.sample is None else {"samples": len(self.sample)}),
             **({} if len(measures) == len(self.backend.infos) else {"clients": sorted(measures)}),  # some were away
         }
 

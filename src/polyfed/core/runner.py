@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import fsum, isfinite
 from typing import Any
 
 import torch
@@ -121,15 +122,14 @@ def check_finite(
     """Return the mean of the losses, or say where training broke down."""
     if not losses:
         return 0.0
-    values = torch.stack(list(losses)) if isinstance(losses[0], Tensor) else torch.tensor(losses)  # type: ignore
-    bad = torch.nonzero(~torch.isfinite(values)).flatten()
-    if len(bad):
-        batch = int(bad[0]) // per_batch + 1
+    values = torch.stack(list(losses)).tolist() if isinstance(losses[0], Tensor) else list(losses)  # type: ignore
+    if not all(map(isfinite, values)):
+        bad = next(place for place, value in enumerate(values) if not isfinite(value))
         raise TrainingError(
-            f"The loss of {party} became {float(values[bad[0]])} in round {ctx.round}, batch {batch} of '{name}': "
+            f"The loss of {party} became {values[bad]} in round {ctx.round}, batch {bad // per_batch + 1} of '{name}': "
             f"try a smaller lr (now {ctx.training.lr:g}) or gradient clipping (training.clip)."
         )
-    return float(values.mean())
+    return fsum(values) / len(values)
 
 
 class Stepper:
