@@ -122,7 +122,7 @@ def check_finite(
     """Return the mean of the losses, or say where training broke down."""
     if not losses:
         return 0.0
-    values = torch.stack(list(losses)).tolist() if isinstance(losses[0], Tensor) else list(losses)  # type: ignore
+    values: list[float] = torch.stack(list(losses)).tolist() if isinstance(losses[0], Tensor) else list(losses)  # type: ignore
     if not all(map(isfinite, values)):
         bad = next(place for place, value in enumerate(values) if not isfinite(value))
         raise TrainingError(
