@@ -27,10 +27,11 @@ def values_of(folder: Path, last: int) -> Values:
     history = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     measured = [line for line in history if "mean" in line.get("accuracy", {})]
     tail = [line for line in measured if line["phase"] == "round"][-last:] or measured[-1:]
+    own = [line["accuracy"].get("own", line["accuracy"]) for line in tail]  # one-shot fusion leaves clients as they are
     found = {
-        "clients": fmean(line["accuracy"]["mean"] for line in tail),
-        "worst client": fmean(line["accuracy"]["worst"] for line in tail),
-        "best client": fmean(max(line["accuracy"]["per_client"]) for line in tail),
+        "clients": fmean(accuracy["mean"] for accuracy in own),
+        "worst client": fmean(accuracy["worst"] for accuracy in own),
+        "best client": fmean(max(accuracy["per_client"]) for accuracy in own),
     }
     served = [line["accuracy"]["global"] for line in tail if line["accuracy"].get("global") is not None]
     if served:

@@ -114,7 +114,7 @@ class View:
         head.truncate(width, overflow="ellipsis")
         yield head
         grid = Table.grid(padding=(0, 2))
-        grid.add_column(style="bright_black", no_wrap=True)
+        grid.add_column(style="bright_black", no_wrap=True, min_width=8)
         grid.add_column(no_wrap=True, overflow="ellipsis")
         if self.means:
             values = self.latest.get("per_client") or [self.latest["mean"]]

@@ -91,8 +91,7 @@ class Result:
             "last_five": fmean(fmean(self._spread(a["per_client"])) for a in rounds) if rounds else None,
             "before_rounds": before[0] if before else None,
         }
-        if "validation" in last:
-            summary["validation"] = last["validation"]
+        summary |= {key: last[key] for key in ("validation", "own") if key in last}
         return summary
 
     def best_round(self) -> int:

@@ -71,7 +71,7 @@ def test_cka_command(runs, tmp_path):
     [
         ("embedding", ["samples=20"], "networks-fedavg-seed0.png"),
         ("reconstruction", ["client=1", "steps=5", "samples=2", "noise=[0, 1]"], "images-fedavg-seed0.png"),
-        ("confidence", ["client=0"], "confidence.png"),
+        ("confidence", ["client=0"], "confidence-fedavg.png"),
         ("disturbing", ["seeds=2", "epochs=5"], "disturbing.png"),
     ],
 )
@@ -86,7 +86,8 @@ def test_robustness_orders_by_alpha(runs, tmp_path):
     skewed, even, _ = runs
     rows = accuracy_by_alpha([even, skewed])["methods"]["fedavg"]["rows"]
     assert [row["alpha"] for row in rows] == [0.1, 10]
-    expected = json.loads((skewed / "result.json").read_text())["accuracy"]["mean"]
+    accuracy = json.loads((skewed / "result.json").read_text())["accuracy"]
+    expected = accuracy["mean"] if accuracy["global"] is None else accuracy["global"]
     assert rows[0]["accuracy"] == pytest.approx(expected)
     list(analyze("robustness", [skewed, even], tmp_path))
     assert (tmp_path / "alpha.pdf").is_file()

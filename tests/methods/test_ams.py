@@ -121,12 +121,15 @@ def test_temperatures_are_fitted_by_the_clients_and_used_by_the_server():
         assert not torch.allclose(fused(x), pf.fuse(models)(x), rtol=1e-1)
 
 
-def test_it_takes_one_round_and_clients_are_measured_with_their_own_networks():
+def test_it_takes_one_round_and_is_judged_by_the_fused_model_while_clients_keep_their_own():
     clients = problem()
     result = pf.run(AMS(l1=0.0), clients, MIXED, rounds=7, training=SHORT)
     alone = pf.run("local", clients, MIXED, rounds=1, training=SHORT)
     assert len(result.history) == 1
-    assert result.accuracy()["per_client"] == alone.accuracy()["per_client"]
+    accuracy = result.accuracy()
+    assert accuracy["own"]["per_client"] == alone.accuracy()["per_client"]
+    assert accuracy["mean"] == accuracy["worst"] == accuracy["global"] and accuracy["std"] == 0.0
+    assert accuracy["per_client"] == [accuracy["global"]] * len(clients)
     for client in alone.models:
         for name, tensor in alone.models[client].state_dict().items():
             assert torch.equal(tensor, result.models[client].state_dict()[name])
@@ -186,7 +189,10 @@ def test_only_participants_are_fused_and_the_others_stay_untouched():
         assert all(torch.equal(initial[n], t) for n, t in models[client].state_dict().items())
 
 
-@pytest.mark.parametrize("method", [AMS(normalise="temperature"), Ensemble(weights="class"), OneShotFedAvg(), PFNM()])
+@pytest.mark.parametrize(
+    "method",
+    [AMS(mask_absent=True), AMS(normalise="temperature"), Ensemble(weights="class"), OneShotFedAvg(), PFNM()],
+)
 def test_a_client_with_one_sample_takes_part(method):
     rng = np.random.default_rng(0)
     parts = [(rng.normal(size=(n, 6)).astype(np.float32), np.arange(n) % 3) for n in (1, 7, 2)]
@@ -259,6 +265,95 @@ def test_distillation_without_data_makes_inputs_for_the_classes_that_a_client_ha
     assert Distillation().impressions == AMS().impressions
 
 
+def test_the_student_has_an_optimiser_of_its_own():
+    method = AMS(distil="unlabelled", student="mlp:1x5", distil_epochs=3, distil_lr=0.02)
+    training = pf.Training(epochs=2, batch_size=8, lr=0.05, decay=0.5, weight_decay=0.1)
+    settings = Settings(1, 0, training, pf.Participation())
+    federation, _ = prepare(method, problem(public=12), MIXED, settings)
+    stages, original = [], federation.ctx.run_stage
+
+    def note(stage, party, name):
+        stages.append(stage)
+        return original(stage, party, name)
+
+    federation.ctx.run_stage = note
+    federation.run()
+    (stage,) = stages
+    training = stage.training
+    assert (training.optimizer, training.lr, training.decay, training.weight_decay) == ("adam", 0.02, 1.0, 0.0)
+    x = federation.server.public.inputs()
+    expected = method.ams_scores(federation.server, x, federation.ctx).detach()
+    assert torch.equal(stage.columns["target"], expected) and stage.epochs == 3
+
+
+def test_defaults_are_those_of_the_specification():
+    method = AMS()
+    assert (method.top_k, method.l1, method.normalise, method.mask_absent) == (1, 1e-7, "none", False)
+    assert (method.confidence, method.select, method.distil) == ("logit", "all", "none")
+    assert (method.distil_epochs, method.distil_lr, method.impression_steps) == (20, 1e-3, 1000)
+    matched = PFNM()
+    assert (matched.sigma2, matched.sigma0_2, matched.gamma, matched.mu0) == (1.0, 10.0, 1.0, 0.0)
+    assert (matched.iterations, matched.pop_factor, matched.cap, matched.max_global) == (3, 2.0, None, None)
+    assert (matched.class_weighting, matched.l1) == (True, 1e-7)
+    assert (OneShotFedAvg().weighting, OneShotFedAvg().l1, Ensemble().l1) == ("samples", 1e-7, 1e-7)
+    assert (Ensemble().space, Ensemble().weights) == ("prob", "uniform")
+
+
+def test_an_adapted_module_can_also_be_chosen_by_its_first_layer():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.entry = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU())
+            self.body = nn.Linear(8, 6)
+            self.out = nn.Linear(6, 4)
+
+        def forward(self, x):
+            return self.out(self.body(self.entry(x)).relu())
+
+    def cut():
+        return pf.adapt(Own(), head="out", stem="entry", input_shape=(1, 8, 8))
+
+    def uncut():
+        return pf.adapt(Own(), head="out", input_shape=(1, 8, 8))
+
+    clients = problem()
+    for options in ({}, {"confidence": "first_norm"}, {"mask_absent": True, "top_k": 2}):
+        federation = trained(AMS(**options), clients, [cut, "mlp:2x8"])
+        k = {"method": "ams-topk", "mask_absent": True} if "top_k" in options else options
+        fused = pf.fuse(client_models(federation), counts=clients.label_counts(), **k)
+        x = clients.test.inputs()
+        assert torch.allclose(server_scores(federation, x), fused(x).detach(), atol=1e-5)
+    with pytest.raises(InputError, match=r"ams needs a model that can be cut in three.*client 0.*adapt"):
+        trained(AMS(confidence="first_max"), clients, [uncut, "mlp:2x8"])
+
+
+def test_temperatures_are_fitted_on_validation_data_where_there_is_some():
+    x, y = problem().train[0].inputs().numpy(), problem().train[0].labels().numpy()
+    clients = pf.Clients.from_parts([(x, y)], test=(x, y), num_classes=4, validation=0.3)
+    federation = trained(AMS(normalise="temperature"), clients, ["mlp:1x8"])
+    (model,), (held,) = client_models(federation), clients.validation
+    with torch.no_grad():
+        expected = fit_temperature(model(held.inputs()), held.labels())
+        other = fit_temperature(model(clients.train[0].inputs()), clients.train[0].labels())
+    assert abs(expected - other) > 1e-3
+    assert federation.method.about(federation.server, "temperature") == pytest.approx([expected], rel=1e-4)
+
+
+def test_of_similar_networks_the_one_with_most_samples_stays():
+    (x, y), other = ((own.inputs().numpy(), own.labels().numpy()) for own in problem().train[:2])
+    parts = [*((x[:n], y[:n]) for n in (4, 8, 20)), other]
+    clients = pf.Clients.from_parts(parts, test=other, num_classes=4, public=other[0])
+    still = pf.Training(epochs=1, batch_size=20, lr=1e-9)  # networks of one architecture stay alike
+    federation = trained(AMS(select="cluster", keep=2), clients, ["mlp:1x8", "mlp:1x8", "mlp:1x8", "mlp:2x8"], still)
+    assert federation.history[-1]["kept"] == [2, 3]
+
+
+def test_networks_are_asked_in_the_order_of_their_clients_whatever_a_checkpoint_does():
+    server = Party(-1, None, PartyData())
+    server.memory["uploads"] = {word: {"samples": int(word)} for word in sorted(str(n) for n in range(12))}
+    assert AMS().held(server) == list(range(12)) == AMS().about(server, "samples")
+
+
 def test_a_users_own_module_takes_part():
     def own(input_shape, num_classes):
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Tanh(), nn.Linear(10, num_classes))
@@ -308,6 +403,16 @@ def test_one_shot_fedavg_of_one_client_is_its_network_and_without_training_the_i
     still = trained(OneShotFedAvg(), problem(), ["mlp:2x8"], pf.Training(lr=1e-30))
     initial = still.ctx.blueprints["mlp:2x8"].initial
     assert all(torch.allclose(t, still.server.main.state_dict()[n], atol=1e-7) for n, t in initial.items())
+
+
+def test_one_shot_fedavg_is_the_mean_by_samples_of_weights_and_statistics():
+    federation = trained(OneShotFedAvg(), models=["cnn:4-6,bn"])
+    states, sizes = [model.state_dict() for model in client_models(federation)], (20, 21, 22)
+    for name, tensor in federation.server.main.state_dict().items():
+        if tensor.is_floating_point():
+            expected = sum(n * state[name] for n, state in zip(sizes, states, strict=True)) / 63
+            torch.testing.assert_close(tensor, expected)
+    assert not torch.allclose(states[0]["stem.norm.running_mean"], states[1]["stem.norm.running_mean"])
 
 
 def test_one_shot_fedavg_sends_a_number_down_and_weights_up():
@@ -360,4 +465,4 @@ def test_under_hetero_label_the_most_confident_network_beats_sum_average_and_any
     assert top1 == pytest.approx(accuracy(pf.fuse(models)))
     assert top1 > accuracy(pf.fuse(models, "ams-full")) + 0.1
     assert top1 > accuracy(pf.fuse(models, "average", weights=sizes)) + 0.1
-    assert top1 > max(result.accuracy()["per_client"]) + 0.1
+    assert top1 > max(result.accuracy()["own"]["per_client"]) + 0.1

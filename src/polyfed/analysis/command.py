@@ -149,7 +149,8 @@ def robustness(paths: Sequence[Path]) -> Outcome:
 
     found = accuracy_by_alpha(paths)
     sentences = [
-        f"{label}: " + ", ".join(f"alpha {row['alpha']:g}: {100 * row['accuracy']:.1f} %" for row in entry["rows"])
+        f"{label} ({entry['of']}): "
+        + ", ".join(f"alpha {row['alpha']:g}: {100 * row['accuracy']:.1f} %" for row in entry["rows"])
         for label, entry in found["methods"].items()
     ]
     return found, robustness_figures(found), sentences
@@ -158,10 +159,10 @@ def robustness(paths: Sequence[Path]) -> Outcome:
 def confidence(paths: Sequence[Path], client: int = 0) -> Outcome:
     """Compare the absolute confidence of a client's model on labels that it holds and on others."""
     from polyfed.analysis.confidence import compare_confidence
-    from polyfed.analysis.figures import lines
+    from polyfed.analysis.figures import quartiles
     from polyfed.analysis.opening import open_run
 
-    found, curves, sentences = [], {}, []
+    found, figures, sentences = [], {}, []
     for path in paths:
         run = open_run(path)
         if client not in run.models or client >= len(run.clients):
@@ -172,14 +173,15 @@ def confidence(paths: Sequence[Path], client: int = 0) -> Outcome:
         entry = {"method": run.label, "client": client, "held": held, **compared}
         del entry["values"], entry["labels"]
         found.append(entry)
-        labels = entry["by_label"]
-        curves[f"{run.label} (AUROC {entry['auroc']:.2f})"] = (
-            [int(label) for label in labels],
-            [labels[label]["quartiles"][1] for label in labels],
-        )
+        parts = {int(label): part["quartiles"] for label, part in entry["by_label"].items()}
+        groups = {
+            "labels that it holds": {label: part for label, part in parts.items() if label in held},
+            "other labels": {label: part for label, part in parts.items() if label not in held},
+        }
+        title = f"{run.label}, client {client}: absolute confidence by label (AUROC {entry['auroc']:.2f})"
+        figures[f"confidence-{run.label}"] = quartiles(title, "label", "log10 confidence, quartiles", groups)
         sentences.append(f"{run.label}, client {client}: AUROC of held against other labels {entry['auroc']:.3f}")
-    title = f"Absolute confidence by label, client {client}"
-    return found, {"confidence": lines(title, "label", "median of log10 confidence", curves)}, sentences
+    return found, figures, sentences
 
 
 def disturbing(paths: Sequence[Path], seeds: int = 40, epochs: int = 600) -> Outcome:
@@ -192,11 +194,18 @@ def disturbing(paths: Sequence[Path], seeds: int = 40, epochs: int = 600) -> Out
     found = study(seeds, epochs)
     ranks = list(range(1, len(found["runs"]) + 1))
     curves = {
-        name: (ranks, np.sort([100 * run[name] for run in found["runs"]]).tolist())
-        for name in ("left", "right", "fused", "ams_top1", "ensemble")
+        heading: (ranks, np.sort([100 * run[name] for run in found["runs"]]).tolist())
+        for name, heading in (
+            ("left", "left network"),
+            ("right", "right network"),
+            ("fused", "sum of both"),
+            ("ams_top1", "AMS-top1"),
+            ("ensemble", "ensemble"),
+        )
     }
-    figure = lines("Fusing two networks in 2D: accuracy by rank over seeds", "seed by rank", "accuracy, %", curves)
     numbers = found["summary"]
+    title = f"Fusing two networks in 2D: the sum is no better in {100 * numbers['failed']:.0f} % of {len(ranks)} seeds"
+    figure = lines(title, "seeds by rank", "accuracy, %", curves)
     sentence = (
         f"{numbers['seeds']} seeds: fused {100 * numbers['fused']:.1f} % on average, no better than the better local "
         f"network in {100 * numbers['failed']:.0f} % of them; AMS-top1 {100 * numbers['ams_top1']:.1f} %"

@@ -70,6 +70,25 @@ def lines(
     return figure
 
 
+def quartiles(title: str, x_title: str, y_title: str, groups: Mapping[str, Mapping[int, Sequence[float]]]) -> Any:
+    """Return medians as points with bars from the first to the third quartile, one colour for each group."""
+    figure = canvas(6.4, 3.8)
+    axes = figure.add_subplot()
+    for (name, points), look in zip(groups.items(), looks(list(groups)).values(), strict=True):
+        if not points:
+            continue
+        low, middle, high = np.asarray([points[place] for place in points]).T
+        mark = {"marker": MARKERS[look.symbol], "markersize": 5, "linestyle": "none"}
+        bars = np.stack([middle - low, high - middle])
+        axes.errorbar(list(points), middle, bars, color=look.colour, elinewidth=1.4, label=name, **mark)
+    axes.set_xticks(sorted({place for points in groups.values() for place in points}))
+    _plain(axes, title)
+    axes.set_xlabel(x_title, fontsize=9, color=MUTED)
+    axes.set_ylabel(y_title, fontsize=9, color=MUTED)
+    figure.legend(loc="outside lower left", ncols=3, frameon=False, fontsize=8.5)
+    return figure
+
+
 def heat_maps(title: str, matrices: Mapping[str, Sequence[Sequence[float]]], labels: Sequence[str]) -> Any:
     """Return one square map per stage, all on the scale 0 to 1."""
     columns = min(4, len(matrices))

@@ -33,6 +33,8 @@ def alpha_of(run: Run) -> float | None:
 def accuracy_by_alpha(sources: Sequence[str | Path]) -> dict[str, Any]:
     """Return accuracy and interval over seeds by method and alpha, of runs that differ in alpha.
 
+    A method with a global model is judged by it: one that fuses networks leaves the clients' own as they are.
+
     Raises
     ------
     InputError
@@ -40,10 +42,14 @@ def accuracy_by_alpha(sources: Sequence[str | Path]) -> dict[str, Any]:
     """
     runs = [run for source in sources for run in study(source).all]
     found: dict[str, dict[float, list[float]]] = {}
+    served: dict[str, bool] = {}
     for run in runs:
         alpha = alpha_of(run)
         if alpha is not None:
-            found.setdefault(run.label, {}).setdefault(alpha, []).append(run.summary["accuracy"]["mean"])
+            accuracy = run.summary["accuracy"]
+            value = accuracy["mean"] if accuracy.get("global") is None else accuracy["global"]
+            found.setdefault(run.label, {}).setdefault(alpha, []).append(value)
+            served[run.label] = accuracy.get("global") is not None
     if not found:
         raise InputError("None of these runs was split by dirichlet:ALPHA.")
     methods = {}
@@ -54,7 +60,8 @@ def accuracy_by_alpha(sources: Sequence[str | Path]) -> dict[str, Any]:
             assert value is not None
             rows.append({"alpha": alpha, "accuracy": value.mean, "half": value.half, "seeds": value.seeds})
         means = [row["accuracy"] for row in rows]
-        methods[label] = {"rows": rows, "spread": max(means) - min(means), "mean": fmean(means)}
+        of = "global model" if served[label] else "clients"
+        methods[label] = {"of": of, "rows": rows, "spread": max(means) - min(means), "mean": fmean(means)}
     return {"methods": methods}
 
 
@@ -64,7 +71,8 @@ def robustness_figures(found: dict[str, Any]) -> dict[str, Any]:
 
     curves, errors = {}, {}
     for label, entry in found["methods"].items():
-        curves[label] = ([row["alpha"] for row in entry["rows"]], [100 * row["accuracy"] for row in entry["rows"]])
-        errors[label] = [100 * (row["half"] or 0.0) for row in entry["rows"]]
+        name = f"{label} ({entry['of']})"
+        curves[name] = ([row["alpha"] for row in entry["rows"]], [100 * row["accuracy"] for row in entry["rows"]])
+        errors[name] = [100 * (row["half"] or 0.0) for row in entry["rows"]]
     title = "Accuracy by the skew of labels (smaller alpha: more skew)"
     return {"alpha": lines(title, "alpha", "accuracy, %", curves, log_x=True, errors=errors)}

@@ -142,8 +142,8 @@ class Federation:
             line["loss"] = fmean(losses)
         if missing:
             line["missing"] = {str(client): why for client, why in sorted(missing.items())}
-        if evaluate:
-            line["accuracy"] = self._evaluate()
+        if evaluate and "mean" in (found := self._evaluate()):  # in a real federation everybody may be away
+            line["accuracy"] = found
         line.update(bytes_up=self.meter.round_bytes[UP], bytes_down=self.meter.round_bytes[DOWN], **self.ctx.records)
         spent = {name: total - before.get(name, 0.0) for name, total in self.meter.seconds.items()}
         line["seconds"] = {**spent, "total": time.perf_counter() - start}
@@ -195,7 +195,16 @@ class Federation:
             validation = self.backend.evaluate(self._evaluation_messages(), self.ctx, on="validation")
         if validation:
             summary["validation"] = fmean(m.accuracy for m in validation.values())
-        return summary
+        return self._of_outcome(summary)
+
+    def _of_outcome(self, summary: dict[str, Any]) -> dict[str, Any]:
+        """Judge everybody by the server's model where that is what the method is for; what clients keep is `own`."""
+        fused = summary.get("global")
+        if self.method.outcome != "server" or fused is None or not summary.get("per_client"):
+            return summary
+        own = {key: summary[key] for key in ("mean", "std", "worst", "per_client")}
+        everybody = [fused] * len(own["per_client"])
+        return {**summary, "mean": fused, "std": 0.0, "worst": fused, "per_client": everybody, "own": own}
 
     def _evaluate_clients(self) -> dict[int, Measure]:
         with self.meter.time("evaluate"):

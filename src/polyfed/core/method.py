@@ -77,6 +77,8 @@ class Method:
         `fuse` needs only sums over clients (compatible with secure aggregation).
     pools_data
         A control that breaks the rules on purpose: all data in one place. Simulation only.
+    outcome
+        Whose model the method is for: `clients`, or `server` (one-shot fusion, where clients keep their networks).
     """
 
     name: ClassVar[str] = ""
@@ -87,6 +89,7 @@ class Method:
     shares: ClassVar[frozenset[str]] = frozenset()
     additive: ClassVar[bool] = True
     pools_data: ClassVar[bool] = False
+    outcome: ClassVar[str] = "clients"
 
     def check(self) -> None:
         """Refuse hyper-parameters that make no sense; raise `InputError` naming the field."""

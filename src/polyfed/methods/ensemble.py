@@ -45,6 +45,7 @@ class OneShot(Method):
     sends: ClassVar[str] = "the trained weights, once"
     shares: ClassVar[frozenset[str]] = frozenset({"main"})
     additive: ClassVar[bool] = False
+    outcome: ClassVar[str] = "server"
 
     l1: float = 1e-7
 
@@ -183,5 +184,6 @@ def shared_state(model: nn.Module) -> State:
 def outputs_on(model: nn.Module, data: Samples) -> tuple[Tensor, Tensor]:
     """Return the logits of a model on some samples, in prediction mode, and their labels."""
     with mode(model, EVAL):
-        logits = [model(x) for x, _ in data.chunks(CHUNK)]
-    return torch.cat(logits), data.labels()
+        device = next(model.parameters()).device
+        logits = [model(x.to(device)) for x, _ in data.chunks(CHUNK)]
+    return torch.cat(logits), data.labels().to(device)
