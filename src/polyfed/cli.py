@@ -106,12 +106,12 @@ def run(
     """Run one method."""
     given = _given(locals())
     experiment = _experiment(file, given, settings, scale)
-    from polyfed.compare import run_experiment
+    from polyfed.compare import rounds_of, run_experiment
     from polyfed.live import watching
 
     progress = Console(stderr=as_json, quiet=quiet)
     with watching(progress, log or (), out, f"polyfed resume {out}" if out else None) as watch:
-        observers = watch(experiment.method, experiment.rounds, experiment.model_dump())
+        observers = watch(experiment.method, rounds_of(experiment), experiment.model_dump())
         result = run_experiment(experiment, out=out, observers=observers)
     _report(out, progress)
     _show(result, as_json)
@@ -153,6 +153,7 @@ def compare(
     given = _given(locals(), without=("methods", "seeds"))
     experiment = _experiment(file, given, settings, scale)
     from polyfed.compare import compare as run_all
+    from polyfed.compare import rounds_of
     from polyfed.live import watching
     from polyfed.tables import comparison_table
 
@@ -165,7 +166,9 @@ def compare(
             labels,
             seeds,
             out,
-            started=lambda label, seed: watch(f"{label} #{seed}", experiment.rounds, experiment.model_dump()),
+            started=lambda label, seed: watch(
+                f"{label} #{seed}", rounds_of(experiment, label), experiment.model_dump()
+            ),
         )
     _report(out, progress)
     if as_json:

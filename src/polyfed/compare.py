@@ -41,6 +41,13 @@ def make_clients(experiment: Experiment, seed: int) -> Clients:
     )
 
 
+def rounds_of(experiment: Experiment, label: str | None = None) -> int:
+    """Return the rounds that a method of an experiment will take: its own number, or the experiment's."""
+    name, options = experiment.method_options(label or experiment.method)
+    planned = methods.make(name, options).plan().rounds
+    return planned if planned is not None else experiment.rounds
+
+
 def run_experiment(
     experiment: Experiment,
     label: str | None = None,
