@@ -1,4 +1,4 @@
-"""Run the benchmark: `python -m benchmarks.run [W1 W3 ...] [--repeats 5] [--save] [--scale 1.0]`.
+"""Run the benchmark: `python -m benchmarks.run [W1 W3 ...] [--repeats 5] [--save] [--scale 1.0] [--peers]`.
 
 Reference and engines take turns in one process, and the medians are compared, so the ratios hold on a busy machine.
 """
@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import parts
+from benchmarks import parts, peers
 from benchmarks.workloads import WORKLOADS, Workload
 
 RESULTS = Path(__file__).parents[1] / "results" / "bench"
@@ -96,16 +96,20 @@ def main() -> int:
     parser.add_argument("--scale", type=float, default=1.0, help="share of the clients, for a quick look")
     parser.add_argument("--save", action="store_true", help="store the ratios for later comparisons")
     parser.add_argument("--engines", default="", help="comma-separated")
+    parser.add_argument("--peers", action="store_true", help="also run pfl and flwr on W1 and W3 (installs them once)")
     arguments = parser.parse_args()
     file = RESULTS / "ratios.json"
-    stored = json.loads(file.read_text())["workloads"] if file.is_file() else {}
+    before = json.loads(file.read_text()) if file.is_file() else {}
+    stored = before.get("workloads", {})
     found: dict[str, Any] = {}
+    others: dict[str, Any] = {}
 
     def note(name: str, result: dict[str, Any]) -> None:
         found[name] = result
         if arguments.save:  # after each workload: a long run that is stopped keeps what it has
             RESULTS.mkdir(parents=True, exist_ok=True)
             content = {"machine": described, "workloads": {**stored, **found}}
+            content["peers"] = {**before.get("peers", {}), **others}
             file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
 
     described = machine()
@@ -115,8 +119,11 @@ def main() -> int:
         if arguments.engines:
             workload = replace(workload, engines=tuple(arguments.engines.split(",")))
         workload = replace(workload, clients=max(len(workload.models), round(workload.clients * arguments.scale)))
-        note(workload.name, measure(workload, arguments.repeats))
-        show(workload.name, found[workload.name])
+        result = measure(workload, arguments.repeats)
+        show(workload.name, result)
+        if arguments.peers and workload.name in peers.WORKLOADS:
+            others[workload.name] = peers.compare(workload, arguments.repeats, result["seconds"].get("auto"))
+        note(workload.name, result)
     for name, make, target in (("evaluation", parts.evaluation, 2.0), ("aggregation", parts.aggregation, 2.0)):
         if not arguments.names or name in arguments.names:
             note(name, compare(make(), arguments.repeats, target))

@@ -25,7 +25,7 @@ PUBLIC = 300  # samples without a patient behind them, which everybody may see
 def everybody() -> Clients:
     """Return the data of all hospitals. In this example one file makes it; in life each has only its own."""
     data = pf.load("pneumoniamnist", limit=(1000, None)) if XRAYS else pf.load("digits", limit=(800, None))
-    by, seed = (pf.Dirichlet(2.0), 3) if XRAYS else (pf.Dirichlet(0.5), 2)
+    by, seed = pf.Dirichlet(0.5), 3 if XRAYS else 2  # each hospital sees another mix of patients
     return pf.split(data, clients=3, by=by, seed=seed, public=PUBLIC)
 
 

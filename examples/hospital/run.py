@@ -2,6 +2,19 @@
 
 Run `python examples/hospital/run.py`. It ends with a table: each hospital alone, together with the others, and the
 gain. Only scores on public samples travel (FedMD); no weights, no patient's image.
+
+Measured with the settings below (split seed 3, training seed 0), on the 624 test images of PneumoniaMNIST, where 700
+training images are split so that each hospital sees another mix (Dirichlet 0.5) and 300 images are public:
+
+    north (372 images)  alone 80.1 %  together 85.4 %  gained +5.3
+    south (48 images)   alone 76.8 %  together 83.0 %  gained +6.2
+    west (280 images)   alone 84.1 %  together 83.3 %  gained -0.8
+    mean                alone 80.3 %  together 83.9 %  gained +3.6
+
+One seed, and an accuracy on 624 images is uncertain by about 1.5 points: the two with a one-sided mix gain, the third,
+with an even mix and the best network, does not. "Alone" trains as many epochs on its own images. The test was looked at
+twice: an even split (Dirichlet 2.0) had given 79.0 % alone and 82.1 % together in the mean. With the digits (split seed
+2) the means are 59.4 % and 64.5 %; there, too, one of the three does not gain.
 """
 
 from __future__ import annotations
@@ -77,10 +90,15 @@ def federation(folder: Path, rounds: int) -> dict[str, list[float]]:
         accuracy: dict[str, list[float]] = json.loads((folder / "run" / "result.json").read_text())["accuracy"]
         return accuracy
     finally:
-        for process in [server, *sites]:
+        for process in [*sites, server]:  # all are asked first, so that none is left behind if one is slow to end
             if process.poll() is None:
                 process.terminate()
-            process.wait(30)
+        for process in [*sites, server]:
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 if __name__ == "__main__":

@@ -71,7 +71,8 @@ def make_blueprint(
     with seeded(seed, f"init/{label}"):
         module = construct()
     _check(module, label, input_shape, num_classes)
-    state = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+    # Not a copy: nobody trains this module, it is only copied from.
+    state = {name: tensor.detach() for name, tensor in module.state_dict().items()}
     buffers = frozenset(name for name, _ in module.named_buffers())
     return Blueprint(
         name=label if feature_dim is None else f"{label}>{feature_dim}",

@@ -91,7 +91,7 @@ class Result:
             "last_five": fmean(fmean(self._spread(a["per_client"])) for a in rounds) if rounds else None,
             "before_rounds": before[0] if before else None,
         }
-        summary |= {key: last[key] for key in ("validation", "own") if key in last}
+        summary |= {key: last[key] for key in ("validation", "own", "clients") if key in last}
         return summary
 
     def best_round(self) -> int:
@@ -151,12 +151,14 @@ class Result:
         summary = self.summary()
         cost = summary["cost"]["per_client"]
         clients = range(len(self.architectures))
+        accuracy = summary["accuracy"]
+        values = dict(zip(accuracy.get("clients", clients), accuracy["per_client"], strict=True))
         return pandas.DataFrame(
             {
                 "client": list(clients),
                 "model": self.architectures,
                 "samples": self.samples,
-                "accuracy": summary["accuracy"]["per_client"],
+                "accuracy": [values.get(client) for client in clients],  # None: it was away at the end
                 "bytes_up": [cost[UP].get(str(client), 0) for client in clients],
                 "bytes_down": [cost[DOWN].get(str(client), 0) for client in clients],
             }

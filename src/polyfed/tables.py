@@ -82,7 +82,8 @@ def client_table(summary: Mapping[str, Any], alone: Sequence[float] | None = Non
     headings = ["samples", "acc. %"] + (["alone %", "gain"] if alone else []) + ["sent", "received"]
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
-    for client, value in enumerate(accuracy["per_client"]):
+    measured = accuracy.get("clients", range(len(accuracy["per_client"])))  # a site may have been away at the end
+    for client, value in zip(measured, accuracy["per_client"], strict=True):
         cells = [str(summary["samples"][client]), percent(value)]
         if alone:
             cells += [percent(alone[client]), f"{100 * (value - alone[client]):+.1f}"]

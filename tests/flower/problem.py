@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
-from pathlib import Path
-
 import numpy as np
 import torch
 from torch import nn
@@ -70,24 +66,3 @@ class Own(nn.Module):
 
 def own() -> nn.Module:
     return pf.adapt(Own(), head="last", input_shape=(1, 8, 8))
-
-
-def pausing() -> nn.Module:
-    """A network that stops for `POLYFED_TEST_PAUSE` seconds in its first training batch, once (the file says when)."""
-    return Pausing()
-
-
-class Pausing(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(64, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        mark = Path(os.environ.get("POLYFED_TEST_MARK", "/nonexistent"))
-        if self.training and mark.is_file():
-            mark.with_suffix(".working").touch()
-            seconds, _, times = mark.read_text().partition(" ")
-            left = int(times or 1) - 1
-            mark.write_text(f"{seconds} {left}") if left else mark.unlink()
-            time.sleep(float(seconds))
-        return self.layer(x.flatten(1))

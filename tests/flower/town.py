@@ -19,6 +19,7 @@ from polyfed.backends.flower.link import Address, ServerLink, free_port
 from polyfed.backends.flower.post import Post
 
 FLOWER = [sys.executable, "-m", "polyfed.backends.flower"]
+GATED = [sys.executable, str(Path(__file__).parent / "gated.py")]
 
 
 class Processes:
@@ -48,15 +49,33 @@ class Processes:
         return path.read_text(errors="replace") if path.is_file() else ""
 
     def stop(self) -> None:
+        """End what still runs; nothing may be left, also not Flower's processes of a command that was killed."""
         for process in self.running:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
         for process in self.running:
             try:
-                process.wait(15)
+                process.wait(30)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait(15)
+                process.wait(30)
+        end = time.monotonic() + 30
+        while left := [flower for process in self.running for flower in flowers(process.pid)]:
+            assert time.monotonic() < end, f"left behind: {left}"
+            time.sleep(0.05)
+
+
+def flowers(parent: int) -> list[int]:
+    """Return Flower's processes that a command started, also those that outlived it (Linux only)."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue  # it has just ended
+        if b"--parent" in words and words[words.index(b"--parent") + 1] == str(parent).encode():
+            found.append(int(path.parent.name))
+    return found
 
 
 class Town(Processes):
@@ -65,19 +84,42 @@ class Town(Processes):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.port = free_port()
-        self.keys = folder / "keys"
-        create_keys(self.keys, "127.0.0.1", problem.SITES)
+        self.gates = folder / "gates"
+        self.gates.mkdir()
+        create_keys(folder / "keys", "127.0.0.1", problem.SITES)
 
-    def serve(self, *options: str, name: str = "serve", **environment: str) -> subprocess.Popen[bytes]:
-        common = ["--keys", "keys", "--out", "run", "--host", "127.0.0.1", "--port", str(self.port)]
-        return self.start(name, [*FLOWER, "serve", *common, *options], **environment)
+    def serve(self, *options: str, name: str = "serve") -> subprocess.Popen[bytes]:
+        common = ["--out", "run", "--host", "127.0.0.1", "--port", str(self.port)]
+        if "--insecure" not in options:
+            common += ["--keys", "keys"]
+        return self.start(name, [*FLOWER, "serve", *common, *options])
 
-    def join(self, site: str, *options: str, name: str = "", model: str = "mlp:1x16", **environment: str) -> Any:
+    def join(self, site: str, *options: str, name: str = "", model: str = "gated:net") -> subprocess.Popen[bytes]:
         common = ["--server", f"127.0.0.1:{self.port}", "--model", model, "--data", f"problem:{site}"]
         common += ["--state", f"state-{site}"]
-        if "--keys" not in options and "--insecure" not in options:
+        if "--insecure" not in options:
             common += ["--keys", f"keys/site-{site}"]
-        return self.start(name or site, [*FLOWER, "join", *common, *options], **environment)
+        return self.start(name or site, [*GATED, "join", *common, *options], POLYFED_TEST_GATES=str(self.gates))
+
+    def close(self, *gates: str) -> None:
+        """Close gates: a site that comes there stops."""
+        for gate in gates:
+            (self.gates / gate).touch()
+
+    def open(self, gate: str) -> None:
+        (self.gates / gate).unlink()
+
+    def reaches(self, gate: str) -> None:
+        """Wait until a site stands before its closed gate."""
+        self.until((self.gates / f"{gate}.there").is_file, what=gate)
+
+    def has_worked(self, site: str, number: int) -> None:
+        """Wait until a site has written its state after a round."""
+        folder = self.folder / f"state-{site}"
+        self.until(lambda: list(folder.glob(f"*/state-1-{number}-0.safetensors")), what=f"{site}'s state {number}")
+
+    def has_history(self, lines: int) -> None:
+        self.until(lambda: len(self.history()) >= lines, what=f"round {lines}")
 
     def history(self) -> list[dict[str, Any]]:
         path = self.folder / "run" / "history.jsonl"
@@ -87,13 +129,13 @@ class Town(Processes):
         found: dict[str, Any] = json.loads((self.folder / "run" / "result.json").read_text())
         return found
 
-    def until(self, condition: Any, seconds: float = 60.0, what: str = "") -> None:
+    def until(self, condition: Any, seconds: float = 240.0, what: str = "") -> None:
         end = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < end, f"{what or condition} did not come in {seconds} s\n" + self.logs()
             time.sleep(0.05)
 
-    def finish(self, process: subprocess.Popen[bytes], seconds: float = 120.0) -> int:
+    def finish(self, process: subprocess.Popen[bytes], seconds: float = 480.0) -> int:
         try:
             return process.wait(seconds)
         except subprocess.TimeoutExpired:

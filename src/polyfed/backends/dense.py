@@ -190,8 +190,7 @@ class DenseProgram(Program):
                 velocity.add_(direct)
             if training.weight_decay:
                 velocity.add_(parameter, alpha=training.weight_decay)
-            if selection.index is not None:
-                kept.index_copy_(0, selection.index, velocity)
+            selection.put_back(kept, velocity)
             parameter.add_(velocity, alpha=-rate)
         else:
             grad = right if left is None else torch.bmm(left, right)

@@ -28,7 +28,12 @@ class Selection:
         """Return the rows of these clients."""
         if self.everybody:
             return tensor
-        return tensor[: len(self.clients)] if self.index is None else tensor[self.index]
+        return tensor[: len(self.clients)] if self.index is None else tensor[self.index.to(tensor.device)]
+
+    def put_back(self, tensor: Tensor, rows: Tensor) -> None:
+        """Write the rows of these clients back, where `pick` copied them."""
+        if self.index is not None:
+            tensor.index_copy_(0, self.index.to(tensor.device), rows)
 
     def take(self, tensors: Any) -> Any:
         """Return a tree of stacked tensors for these clients."""
@@ -40,7 +45,7 @@ class Selection:
             return
         for key, group in changed.items():
             for name, tensor in group.items():
-                tensors[key][name].index_copy_(0, self.index, tensor)
+                self.put_back(tensors[key][name], tensor)
 
 
 def clip(grads: Tensors, limit: float) -> Tensors:
@@ -95,8 +100,7 @@ class Sgd(Optimizer):
             kept = self.velocity[name]
             velocity = selection.pick(kept)
             velocity.mul_(self.training.momentum).add_(grad)
-            if selection.index is not None:
-                kept.index_copy_(0, selection.index, velocity)
+            selection.put_back(kept, velocity)
             grad = velocity
         parameter.add_(grad, alpha=-rate)
 
@@ -128,9 +132,8 @@ class Adam(Optimizer):
         first, second = selection.pick(self.first[name]), selection.pick(self.second[name])
         first.lerp_(grad, 1 - self.BETA1)
         second.mul_(self.BETA2).addcmul_(grad, grad, value=1 - self.BETA2)
-        if selection.index is not None:
-            self.first[name].index_copy_(0, selection.index, first)
-            self.second[name].index_copy_(0, selection.index, second)
+        selection.put_back(self.first[name], first)
+        selection.put_back(self.second[name], second)
         steps = self.steps[selection.clients]
         if bool((steps == steps[0]).all()):  # the usual case, without tensors for the corrections
             count = float(steps[0])

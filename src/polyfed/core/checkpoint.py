@@ -9,11 +9,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load
 from torch import Tensor
 
+from polyfed.core.blob import blob_of
 from polyfed.core.errors import PolyfedError, RunDirectoryError
 
 Tree = Any  # tensors, numbers, words, None, and lists or string-keyed dicts of them
@@ -74,7 +74,7 @@ def pack_tree(tree: Tree) -> bytes:
     """Serialise a tree of tensors and plain values to one safetensors blob."""
     tensors: dict[str, Tensor] = {}
     skeleton = _flatten(tree, tensors)
-    return save(tensors, metadata={"tree": json.dumps(skeleton, sort_keys=True)})
+    return blob_of(tensors.items(), {"tree": json.dumps(skeleton, sort_keys=True)})
 
 
 def unpack_tree(blob: bytes, source: str) -> Tree:
@@ -88,6 +88,16 @@ def unpack_tree(blob: bytes, source: str) -> Tree:
         raise RunDirectoryError(f"{source} is damaged ({error}): restore it or start the run again.") from error
 
 
+def read_tree(path: Path) -> Tree:
+    """Read a file that `pack_tree` wrote, without holding its bytes beside its tensors."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            skeleton = json.loads(file.metadata()["tree"])
+            return _unflatten(skeleton, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        raise RunDirectoryError(f"{path} is damaged ({error}): restore it or start the run again.") from error
+
+
 def digest(blob: bytes) -> str:
     """Return a checksum of a file's content."""
     return hashlib.sha256(blob).hexdigest()
@@ -96,7 +106,7 @@ def digest(blob: bytes) -> str:
 def _flatten(tree: Tree, tensors: dict[str, Tensor]) -> Any:
     if isinstance(tree, Tensor):
         name = str(len(tensors))
-        tensors[name] = tree.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        tensors[name] = tree
         return {"tensor": name}
     if isinstance(tree, dict):
         assert all(isinstance(key, str) for key in tree), "keys of a checkpointed dict must be words"

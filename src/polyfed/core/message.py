@@ -12,11 +12,11 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor
 
+from polyfed.core.blob import all_finite, blob_bytes, blob_of
 from polyfed.core.errors import MessageError
 
 State = dict[str, Tensor]
@@ -25,18 +25,6 @@ MetaValue = int | float | str
 NUMBER_BYTES = 8  # one number of `meta`
 MAX_META_VALUES = 256
 _PARAMS, _DATA = "params", "data"
-_DTYPES = {  # in the order in which safetensors lays tensors out
-    torch.int64: "I64",
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.int32: "I32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 
 
 @dataclass
@@ -81,23 +69,11 @@ class Message:
 
     def wire_bytes(self) -> int:
         """Return the exact length of `to_bytes()` without copying a tensor."""
-        body = 0
-        entries: dict[str, object] = {"__metadata__": self._metadata()}
-        order = list(_DTYPES)
-        for name, tensor in sorted(self.tensors(), key=lambda item: (order.index(item[1].dtype), item[0])):
-            end = body + tensor.numel() * tensor.element_size()
-            entries[name] = {
-                "dtype": _DTYPES[tensor.dtype],
-                "shape": list(tensor.shape),
-                "data_offsets": [body, end],
-            }
-            body = end
-        header = len(json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode())
-        return 8 + (header + 7) // 8 * 8 + body
+        return blob_bytes(self.tensors(), self._metadata())
 
     def to_bytes(self) -> bytes:
         """Serialise to one safetensors blob."""
-        return save({n: t.detach().contiguous() for n, t in _separate(self.tensors())}, metadata=self._metadata())
+        return blob_of(self.tensors(), self._metadata())
 
     @staticmethod
     def from_bytes(blob: bytes, max_bytes: int | None = None, sender: str = "unknown sender") -> Message:
@@ -122,7 +98,7 @@ class Message:
             raise MessageError(f"Message from {sender} refused: it cannot be read ({error}).") from error
         message = Message(meta=_checked_meta(meta, sender))
         for name, tensor in tensors.items():
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            if not all_finite(tensor):
                 raise MessageError(f"Message from {sender} refused: '{name}' holds NaN or infinite values.")
             kind, _, rest = name.partition("/")
             if kind == _DATA and rest:
@@ -165,15 +141,6 @@ def validate(message: Message, expected: Message, sender: str) -> None:
                 f"Message from {sender} refused: '{name}' is {have[name].dtype} {list(have[name].shape)}, "
                 f"expected {want[name].dtype} {list(want[name].shape)}."
             )
-
-
-def _separate(tensors: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Give tensors that share memory their own copy: safetensors refuses aliases."""
-    seen: set[int] = set()
-    for name, tensor in tensors:
-        pointer = tensor.untyped_storage().data_ptr() if tensor.numel() else 0
-        yield name, tensor.clone() if pointer in seen else tensor
-        seen.add(pointer)
 
 
 def _checked_meta(meta: object, sender: str) -> dict[str, MetaValue]:

@@ -21,11 +21,12 @@ def class_means(model: nn.Module, data: Samples, num_classes: int, chunk: int = 
     cost 4·C_k·d + 4·C_k + C_k bytes on the wire.
     """
     sums: Tensor | None = None
-    counts = torch.zeros(num_classes)
+    device = next(model.parameters()).device
+    counts = torch.zeros(num_classes, device=device)
     with mode(model, EVAL):
-        for x, y in data.chunks(chunk):
-            z = model.features(x)  # type: ignore[operator]
-            sums = torch.zeros(num_classes, z.shape[1], dtype=z.dtype) if sums is None else sums
+        for x, labels in data.chunks(chunk):
+            z, y = model.features(x.to(device)), labels.to(device)  # type: ignore[operator]
+            sums = z.new_zeros(num_classes, z.shape[1]) if sums is None else sums
             sums.index_add_(0, y, z)
             counts += torch.bincount(y, minlength=num_classes)
     assert sums is not None, "no samples"
@@ -44,8 +45,9 @@ def class_numbers(classes: Tensor, num_classes: int) -> Tensor:
 
 def spread(packed: Prototypes, num_classes: int, dim: int) -> tuple[Tensor, Tensor]:
     """Return `([C, d], [C])`: all prototypes with zeros for unknown classes, and 1 where a class is known."""
-    full = torch.zeros(num_classes, dim)
-    known = torch.zeros(num_classes)
+    device = packed["prototypes"].device if "prototypes" in packed else None
+    full = torch.zeros(num_classes, dim, device=device)
+    known = torch.zeros(num_classes, device=device)
     if "prototypes" in packed:
         classes = packed["classes"].long()
         full[classes] = packed["prototypes"]
@@ -59,12 +61,12 @@ def mean_prototypes(replies: Iterable[Prototypes], num_classes: int, weighting: 
     `samples`: `P[c] = sum_k n_kc P_k[c] / sum_k n_kc`; `uniform`: the plain mean over holders.
     """
     total: Tensor | None = None
-    weight = torch.zeros(num_classes)
     for reply in replies:
-        classes = reply["classes"].long()
-        a = reply["counts"].float() if weighting == "samples" else torch.ones(len(classes))
+        classes, device = reply["classes"].long(), reply["prototypes"].device
+        a = reply["counts"].float() if weighting == "samples" else torch.ones(len(classes), device=device)
         if total is None:
-            total = torch.zeros(num_classes, reply["prototypes"].shape[1])
+            total = torch.zeros(num_classes, reply["prototypes"].shape[1], device=device)
+            weight = torch.zeros(num_classes, device=device)
         total[classes] += reply["prototypes"] * a.unsqueeze(1)
         weight[classes] += a
     assert total is not None, "no replies"

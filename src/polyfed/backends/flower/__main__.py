@@ -6,7 +6,7 @@ import typer
 
 from polyfed.backends.flower.commands import register
 
-app = typer.Typer(add_completion=False, no_args_is_help=True)
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 register(app)
 
 if __name__ == "__main__":

@@ -19,6 +19,18 @@ MAX_HEAD = 1 << 20  # bytes of JSON: settings and descriptions of shapes
 _FORM = "polyfed.message"
 
 
+class Parcel:
+    """The body of a message, given away once: nobody up the call stack keeps a large one alive meanwhile."""
+
+    def __init__(self, body: bytes) -> None:
+        self.body = body
+
+    def take(self) -> bytes:
+        """Return the body and forget it."""
+        body, self.body = self.body, b""
+        return body
+
+
 def pack(head: Head, blob: bytes = b"") -> RecordDict:
     """Return the content of a Flower message."""
     content = RecordDict({"head": ConfigRecord({"json": json.dumps(head)})})
@@ -28,7 +40,7 @@ def pack(head: Head, blob: bytes = b"") -> RecordDict:
 
 
 def unpack(content: RecordDict, sender: str) -> tuple[Head, bytes]:
-    """Return head and blob of a Flower message from outside.
+    """Return head and blob of a Flower message from outside; the blob is taken out of it.
 
     Raises
     ------
@@ -49,6 +61,7 @@ def unpack(content: RecordDict, sender: str) -> tuple[Head, bytes]:
             blob = array.data
             if array.stype != _FORM or tuple(array.shape) != (len(blob),):
                 raise ValueError("it declares another size or form than it has")
+            del array, content["body"]
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise MessageError(f"Message from {sender} refused: it cannot be read ({error}).") from error
     return head, blob

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from polyfed.backends.flower import require_flower
 from polyfed.core.errors import InputError, PolyfedError
@@ -41,10 +44,10 @@ def keys_init(
     sites: Annotated[str, typer.Option(help="Names of the sites: north,south,west.")],
 ) -> None:
     """Make a certificate authority, the server's certificate and a key pair for each site."""
-    require_flower()
-    from polyfed.backends.flower.keys import create_keys
-
     with _sentences():
+        require_flower()
+        from polyfed.backends.flower.keys import create_keys
+
         folders = create_keys(directory, server, [name.strip() for name in sites.split(",")])
     typer.echo(f"The server's keys are in {directory}; keep that folder to yourself.")
     for folder in folders:
@@ -80,12 +83,14 @@ def serve(
     quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing but errors.")] = False,
 ) -> None:
     """Run the server of a real federation."""
-    require_flower()
     _stop_politely()
     with _sentences():
+        require_flower()
         _check_security(insecure, keys, host or "127.0.0.1", "DIR (made by 'polyfed keys init')")
         from polyfed.backends.flower import serve as serving
         from polyfed.backends.flower.sitedata import read_public
+        from polyfed.live import watching
+        from polyfed.report import write_report
 
         made, settings, saved_dim = _settings(locals())
         hosting = serving.Hosting(
@@ -99,23 +104,26 @@ def serve(
             max_bytes=max_mb << 20,
         )
         samples = read_public(public) if public else None
-        names = _site_names(hosting)
-        result = serving.serve(
-            made,
-            settings,
-            out,
-            hosting,
-            feature_dim=saved_dim,
-            public=samples,
-            resume=resume,
-            observers=[] if quiet else [lambda line: typer.echo(in_words(line, settings.rounds, names))],
-            say=(lambda text: None) if quiet else typer.echo,
-        )
-    accuracy = result.accuracy()
-    if not quiet and accuracy:
-        typer.echo(
-            f"Done: mean accuracy {accuracy['mean']:.1%}, worst {accuracy['worst']:.1%}; everything is in {out}."
-        )
+        console = Console(quiet=quiet)
+        say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
+        again = f"polyfed serve --resume --out {out} {f'--keys {keys}' if keys else f'--insecure --sites {sites}'}"
+        with watching(console, (), out, again) as watch:
+            result = serving.serve(
+                made,
+                settings,
+                out,
+                hosting,
+                feature_dim=saved_dim,
+                public=samples,
+                resume=resume,
+                observers=lambda: [partial(_tell_missing, say), *watch(made.name, settings.rounds, {})],
+                say=say,
+            )
+        measured = [line["accuracy"] for line in result.history if "accuracy" in line]
+        if measured:
+            say(f"Report: {write_report(out)}")
+            say(_in_words(measured[-1], _site_names(hosting)))
+        say(f"Everything is in {out}.")
 
 
 def join(
@@ -132,9 +140,9 @@ def join(
     max_mb: Annotated[int, typer.Option(help="Largest message in megabytes.")] = 1024,
 ) -> None:
     """Take part in a federation with your own model and data, which stay here."""
-    require_flower()
     _stop_politely()
     with _sentences():
+        require_flower()
         _check_security(insecure, keys, server.rpartition(":")[0], "DIR/site-NAME (from the server)")
         from polyfed import methods
         from polyfed.backends.flower import join as joining
@@ -157,18 +165,17 @@ def _check_security(insecure: bool, keys: Path | None, host: str, folder: str) -
         raise InputError(f"--insecure works on this machine only, not with {host}: use --keys {folder}.")
 
 
-def in_words(line: dict[str, Any], rounds: int, names: list[str]) -> str:
-    """Return one line of the history for people."""
-    text = f"round {line['round']}/{rounds}" if line["phase"] == "round" else f"{line['phase']} the rounds"
-    if "loss" in line:
-        text += f"  loss {line['loss']:.3f}"
-    if "mean" in line.get("accuracy", {}):
-        accuracy = line["accuracy"]
-        who = accuracy.get("clients", range(len(names)))
-        each = ", ".join(f"{names[c]} {value:.1%}" for c, value in zip(who, accuracy["per_client"], strict=False))
-        text += f"  accuracy {accuracy['mean']:.1%} ({each})"
-    text += f"  {line['bytes_up'] / 1e6:.2f} MB up  {line['seconds']['total']:.1f} s"
-    return text + "".join(f"\n  missing: {why}" for why in line.get("missing", {}).values())
+def _in_words(accuracy: dict[str, Any], names: list[str]) -> str:
+    """Return the final accuracies with the sites' names; a site may have been away."""
+    who = accuracy.get("clients", range(len(names)))
+    each = ", ".join(f"{names[c]} {value:.1%}" for c, value in zip(who, accuracy["per_client"], strict=True))
+    return f"Done: mean accuracy {accuracy['mean']:.1%} ({each})."
+
+
+def _tell_missing(say: Callable[[str], None], line: dict[str, Any]) -> None:
+    """Name the sites that a round went on without."""
+    for why in line.get("missing", {}).values():
+        say(f"Round {line['round']} goes on without a site: {why}")
 
 
 def _settings(given: dict[str, Any]) -> tuple[Any, Any, int | None]:
@@ -245,6 +252,9 @@ class _sentences:
         return None
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if type(error).__name__ == "Stopped":  # Ctrl-C: a stop, not a failure
+            typer.echo(str(error), err=True)
+            raise typer.Exit(130) from error
         if isinstance(error, PolyfedError):
             typer.echo(f"Error: {error}", err=True)
             raise typer.Exit(2 if isinstance(error, InputError) else 1) from error

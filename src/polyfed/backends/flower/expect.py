@@ -195,7 +195,7 @@ class Expectations:
 
     def _wrong(self, reply: Message, sent: Message, step: Step, info: ClientInfo) -> str | None:
         for name, tensor in reply.tensors():
-            if tensor.is_floating_point() and tensor.numel() and float(tensor.abs().max()) > LARGEST:
+            if tensor.is_floating_point() and tensor.numel() and max(map(abs, map(float, tensor.aminmax()))) > LARGEST:
                 return f"'{name[:100]}' holds values beyond {LARGEST:g}, which no training gives"
         if "samples" in reply.meta and reply.meta["samples"] != info.samples:
             return f"it counts {str(reply.meta['samples'])[:30]} samples, but joined with {info.samples}"

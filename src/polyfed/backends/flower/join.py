@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 
-from polyfed.backends.flower.codec import pack, unpack
+from polyfed.backends.flower.codec import Parcel, pack, unpack
 from polyfed.backends.flower.keys import SiteKeys, read_site_keys
 from polyfed.backends.flower.link import LinkError, SiteLink
 from polyfed.backends.flower.site import Site
@@ -126,8 +126,9 @@ class Attendance:
             if head.get("kind") == "name":
                 task.reply(pack({"name": self.site.name}))
                 return True
-            answer, body = self.site.answer(head, blob)
+            parcel = Parcel(blob)
             del blob
+            answer, body = self.site.answer(head, parcel)
             task.reply(pack(answer, body))
             if "run" in head and "error" not in answer:
                 self.sent = self.site.sent(head)

@@ -155,19 +155,20 @@ class Exchange:
         self.looked = float("-inf")
 
     def step(self) -> None:
-        """Look who is there, ask those who were not asked yet, and take in answers."""
+        """Take in answers (first: who answered may be gone by now), look who is there, and ask who was not asked."""
+        letters = list(self.post.grid.pull_messages(set(self.asked))) if self.asked else []
+        while letters:  # one by one, so that a large answer is gone before the next one is read
+            letter = letters.pop(0)
+            asked = self.asked.pop(letter.metadata.reply_to_message_id, None)
+            if asked is not None and asked.client in self.open:
+                self._take(asked, letter)
+            del letter
         if time.monotonic() - self.looked > LOOK:
             self.post.refresh()
             self.online = self.post.nodes()
             self.looked = time.monotonic()
             self._forget_lost()
             self._send()
-        if not self.asked:
-            return
-        for letter in self.post.grid.pull_messages(set(self.asked)):
-            asked = self.asked.pop(letter.metadata.reply_to_message_id, None)
-            if asked is not None and asked.client in self.open:
-                self._take(asked, letter)
 
     def hopeful(self) -> set[int]:
         """Return the clients that have a question or could be asked now."""
@@ -194,6 +195,7 @@ class Exchange:
             for message in self.post.grid.push_messages([letter]):
                 if message:
                     self.asked[message] = Asked(client, node, self.online[node])
+            del letter  # before the next one is made
 
     def _take(self, asked: Asked, letter: Any) -> None:
         """Take in an answer. An error of Flower's own means that the node is gone, and the question can be repeated."""

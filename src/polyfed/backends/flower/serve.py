@@ -30,10 +30,13 @@ from polyfed.core.needs import check_needs
 from polyfed.core.party import ClientInfo
 from polyfed.core.rundir import RunDirectory
 from polyfed.core.samples import Samples
+from polyfed.live import Stopped
 from polyfed.result import Result
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 FAREWELL = 5.0  # seconds that the last message has to reach the sites
+Observer = Callable[[Line], None]
+Observers = Sequence[Observer] | Callable[[], Sequence[Observer]]  # a function is called when the sites are there
 Met = dict[str, tuple[Head, bytes]]  # site -> its introduction
 
 
@@ -81,7 +84,7 @@ def serve(
     public_classes: int | None = None,
     test: Samples | None = None,
     resume: bool = False,
-    observers: Sequence[Callable[[Line], None]] = (),
+    observers: Observers = (),
     say: Callable[[str], None] = print,
 ) -> Result:
     """Run a federation of real sites and return its result.
@@ -142,7 +145,7 @@ def lead(
     post: Post,
     given: Given,
     resume: bool = False,
-    observers: Sequence[Callable[[Line], None]] = (),
+    observers: Observers = (),
     say: Callable[[str], None] = print,
 ) -> Result:
     """Meet the sites, run the rounds, say goodbye."""
@@ -150,11 +153,11 @@ def lead(
     out = given.directory.path
     met = Gathering(post, given.run, given.sites, say).wait(_load_roster(out) if resume else {})
     _save_roster(out, met)
-    federation, infos = convene(post, given, met, observers)
+    federation, infos = convene(post, given, met, observers() if callable(observers) else observers)
     try:
         history = federation.run(resume)
     except PolyfedError as error:
-        if not isinstance(error, TooFewSites):
+        if not isinstance(error, TooFewSites | Stopped):  # after these the run is resumed: the sites wait for that
             post.tell("query.end", infos, {"kind": "end", "run": given.run, "reason": str(error)}, FAREWELL)
         raise
     post.tell("query.end", infos, {"kind": "end", "run": given.run, "reason": ""}, FAREWELL)
@@ -162,7 +165,7 @@ def lead(
 
 
 def convene(
-    post: Post, given: Given, met: Met, observers: Sequence[Callable[[Line], None]]
+    post: Post, given: Given, met: Met, observers: Sequence[Observer]
 ) -> tuple[LiveFederation, dict[int, ClientInfo]]:
     """Check that the sites and the method fit together, and make the federation of them."""
     method, run = given.method, given.run

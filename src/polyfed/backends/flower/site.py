@@ -17,13 +17,13 @@ import torch
 from torch import nn
 
 from polyfed import methods
-from polyfed.backends.flower.codec import Head
+from polyfed.backends.flower.codec import Head, Parcel
 from polyfed.backends.flower.describe import introduce, make_own_blueprint
 from polyfed.backends.flower.expect import Problem, in_words, rehearse
 from polyfed.backends.flower.sitedata import SiteData
 from polyfed.backends.inprocess import drive, receive
 from polyfed.build import ModelSpec
-from polyfed.core.checkpoint import pack_tree, read_json, unpack_tree, write_atomic, write_json
+from polyfed.core.checkpoint import pack_tree, read_json, read_tree, write_atomic, write_json
 from polyfed.core.errors import InputError, MessageError, PolyfedError
 from polyfed.core.evaluate import measure
 from polyfed.core.message import Message
@@ -61,16 +61,17 @@ class Site:
         self.built: tuple[Any, Blueprint, nn.Module] | None = None
         self.ended: str | None = None  # why the federation ended
 
-    def answer(self, head: Head, blob: bytes) -> tuple[Head, bytes]:
+    def answer(self, head: Head, body: bytes | Parcel) -> tuple[Head, bytes]:
         """Do what a message asks; whatever goes wrong is told to the server in one sentence, and the site lives on."""
         try:
+            parcel = Parcel(body) if isinstance(body, bytes) else body
             kind = head.get("kind")
             if kind == "describe":
                 return self.describe(head)
             if kind == "work":
-                return self.work(head, blob)
+                return self.work(head, parcel)
             if kind == "measure":
-                return self.measure(head, blob)
+                return self.measure(head, parcel)
             if kind == "end":
                 self.ended = str(head.get("reason", ""))[:500]
                 return {"ok": True}, b""
@@ -92,30 +93,31 @@ class Site:
         about, initial = introduce(method, self.model, self.data, blueprint)
         return {"name": self.name, **about}, initial
 
-    def work(self, head: Head, blob: bytes) -> tuple[Head, bytes]:
+    def work(self, head: Head, parcel: Parcel) -> tuple[Head, bytes]:
         """Take part in one exchange."""
         start = time.perf_counter()
         tag = tag_of(head)
         method = self.method(head)
         party, ctx = self.open(method, head, before=tag)
-        self.take(party, blob)
+        self.take(party, self.read(parcel))
         step = Step(**{key: head["step"][key] for key in ("name", "who", "down", "up")})
         reply, loss = drive(method, party, step, ctx)
-        answer = reply.to_bytes() if step.up else b""
-        if len(answer) > self.max_bytes:
-            raise MessageError(f"Its reply has {len(answer)} bytes, the limit is {self.max_bytes}.")
+        if step.up and reply.wire_bytes() > self.max_bytes:
+            raise MessageError(f"Its reply has {reply.wire_bytes()} bytes, the limit is {self.max_bytes}.")
         self.keep(head, tag, party)
         self.count(head, reply.nbytes() if step.up else 0)
+        answer = reply.to_bytes() if step.up else b""
         return {"loss": loss, "seconds": time.perf_counter() - start}, answer
 
-    def measure(self, head: Head, blob: bytes) -> tuple[Head, bytes]:
+    def measure(self, head: Head, parcel: Parcel) -> tuple[Head, bytes]:
         """Measure this site's model as it would be after receiving the message; nothing here changes."""
         method = self.method(head)
+        message = self.read(parcel)
         results = {}
         for on, samples in (("test", self.data.test), ("validation", self.data.validation)):
             if samples is not None and len(samples):
                 party, ctx = self.open(method, head, before=(*tag_of(head)[:2], LAST))
-                self.take(party, blob)
+                self.take(party, message)
                 found = measure(method, party, samples, ctx)
                 results[on] = [found.accuracy, found.loss, found.samples, found.private]
         return {"measures": results}, b""
@@ -170,16 +172,19 @@ class Site:
             method.setup_client(party, ctx)
         found = [tag for tag in self.tags(head) if tag < before]
         if found:
-            path = self.path(head, max(found))
-            tree = unpack_tree(path.read_bytes(), str(path))
+            tree = read_tree(self.path(head, max(found)))
             for model, state in tree["models"].items():
                 load_state(party.models[model], state)
             party.memory = tree["memory"]
         return party, ctx
 
-    def take(self, party: Party, blob: bytes) -> None:
+    def read(self, parcel: Parcel) -> Message:
+        """Read what came with a message."""
+        blob = parcel.take()
+        return Message.from_bytes(blob, self.max_bytes, SERVER) if blob else Message()
+
+    def take(self, party: Party, message: Message) -> None:
         """Receive a message from the server, once it is sure that it fits."""
-        message = Message.from_bytes(blob, self.max_bytes, SERVER) if blob else Message()
         for model in message.params.keys() & party.models.keys():
             own = party.models[model].state_dict()
             for name, tensor in message.params[model].items():
@@ -249,7 +254,7 @@ def tag_of(head: Head) -> Tag:
 def last_state(folder: Path, run: Mapping[str, Any]) -> Any:
     """Return the newest state that a site has kept in its folder, or None."""
     paths = sorted((folder / run["federation"]).glob("state-*.safetensors"), key=_tag)
-    return unpack_tree(paths[-1].read_bytes(), str(paths[-1])) if paths else None
+    return read_tree(paths[-1]) if paths else None
 
 
 def _tag(path: Path) -> Tag:

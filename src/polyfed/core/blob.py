@@ -1,0 +1,74 @@
+"""Safetensors blobs written with one copy of the tensors and no more: a network may be large, and a machine small.
+
+`safetensors` itself makes two, and refuses tensors that share memory. Reading is left to it.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+DTYPES = {  # the widest first, as safetensors lays tensors out
+    torch.int64: "I64",
+    torch.uint64: "U64",
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.uint32: "U32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int16: "I16",
+    torch.uint16: "U16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_ORDER = {dtype: place for place, dtype in enumerate(DTYPES)}
+
+Named = Iterable[tuple[str, Tensor]]
+
+
+def blob_of(tensors: Named, metadata: Mapping[str, str]) -> bytes:
+    """Return tensors and words as one safetensors blob."""
+    ordered = _ordered(tensors)
+    return b"".join([_header(ordered, metadata), *(_memory(tensor) for _, tensor in ordered)])
+
+
+def blob_bytes(tensors: Named, metadata: Mapping[str, str]) -> int:
+    """Return the exact length of `blob_of` without copying a tensor."""
+    ordered = _ordered(tensors)
+    return len(_header(ordered, metadata)) + sum(tensor.numel() * tensor.element_size() for _, tensor in ordered)
+
+
+def all_finite(tensor: Tensor) -> bool:
+    """Tell whether a tensor holds neither NaN nor infinity, without a temporary tensor of its size."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    low, high = tensor.detach().aminmax()  # NaN anywhere makes both NaN
+    return bool(torch.isfinite(low)) and bool(torch.isfinite(high))
+
+
+def _ordered(tensors: Named) -> list[tuple[str, Tensor]]:
+    return sorted(tensors, key=lambda item: (_ORDER[item[1].dtype], item[0]))
+
+
+def _header(ordered: list[tuple[str, Tensor]], metadata: Mapping[str, str]) -> bytes:
+    entries: dict[str, object] = {"__metadata__": dict(metadata)}
+    start = 0
+    for name, tensor in ordered:
+        end = start + tensor.numel() * tensor.element_size()
+        entries[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def _memory(tensor: Tensor) -> memoryview:
+    """Return a tensor's bytes, where they are if it lies in one piece in the processor's memory."""
+    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")

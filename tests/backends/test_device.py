@@ -1,0 +1,149 @@
+"""Methods run on a device that is not the CPU, and give the same numbers.
+
+There need not be a GPU: the tests pretend that `meta` is a device. Its tensors hold their values on the CPU, but they
+may meet a CPU tensor only where CUDA's may: in copies, as a number (no dimensions), and when a CPU index picks rows.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from tests.contract.table import CASES, Case, run_case
+from torch import Tensor
+from torch.optim import optimizer
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+FAKE = torch.device("meta")
+aten = torch.ops.aten
+INDEXING = (aten.index.Tensor, aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default)
+
+
+class OnDevice(Tensor):
+    """A tensor of the pretended device; `held` has its values."""
+
+    held: Tensor
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> OnDevice:
+        made = Tensor._make_wrapper_subclass(
+            cls, held.shape, held.stride(), held.storage_offset(), dtype=held.dtype, device=FAKE
+        )
+        made.held = held
+        return made
+
+    def __init__(self, held: Tensor) -> None: ...
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function == Tensor.data.__set__:
+            args[0].held = args[1].held.detach()
+        if function in (Tensor.data_ptr, Tensor.tolist):
+            return function(args[0].held)
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return on_device(function, args, kwargs or {})
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"OnDevice({self.held})"
+
+
+def on_device(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Do one operation of torch, with CUDA's rules for tensors of two devices."""
+    leaves = tree_leaves((args, kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    devices = [leaf for leaf in leaves if isinstance(leaf, torch.device)]
+    inputs_here = any(isinstance(tensor, OnDevice) for tensor in tensors)
+    result_here = devices[0] == FAKE if devices else inputs_here
+    if function is aten._has_compatible_shallow_copy_type.default:
+        return all(isinstance(tensor, OnDevice) for tensor in tensors)
+    if function is aten.copy_.default:
+        result_here = isinstance(args[0], OnDevice)
+    elif inputs_here:
+        picks = function in INDEXING and isinstance(args[0], OnDevice)
+        for tensor in tensors:
+            allowed = isinstance(tensor, OnDevice) or not tensor.dim() or (picks and not tensor.is_floating_point())
+            if not allowed:
+                raise RuntimeError(f"{function}: a CPU tensor of shape {tuple(tensor.shape)} met one of the device")
+    if result_here and kwargs.get("generator") is not None:
+        raise RuntimeError(f"{function}: a CPU generator cannot draw on the device")
+    out = function(*tree_map(held, args), **tree_map(held, kwargs))
+    owners = {id(tensor.held): tensor for tensor in tensors if isinstance(tensor, OnDevice)}
+    crossed = bool(tensors) and bool(devices) and result_here != inputs_here
+
+    def placed(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if not result_here:
+            return leaf.clone() if crossed else leaf
+        return owners[id(leaf)] if id(leaf) in owners else OnDevice(leaf.clone() if crossed else leaf)
+
+    return tree_map(placed, out)
+
+
+def held(leaf: Any) -> Any:
+    """Return what the CPU works on in the device's place."""
+    if isinstance(leaf, torch.device):
+        return torch.device("cpu")
+    return leaf.held if isinstance(leaf, OnDevice) else leaf
+
+
+class Pretend(TorchDispatchMode):
+    """Make `meta` a device with values."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return on_device(function, args, kwargs or {})
+
+
+class Made(TorchFunctionMode):
+    """Let `torch.tensor` and its like, which do not go through a dispatch mode, make tensors of the device."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        device = kwargs.pop("device", None) if function in (torch.tensor, torch.as_tensor) else None
+        made = function(*args, **kwargs)
+        return made if device is None else made.to(device)
+
+
+@contextmanager
+def pretended() -> Iterator[None]:
+    """Make `meta` a device with values, which fused optimisers accept too."""
+    with pytest.MonkeyPatch.context() as patch, Pretend(), Made():
+        patch.setattr(optimizer, "_get_fused_kernels_supported_devices", lambda: ["cpu", "cuda", "meta"])
+        yield
+
+
+@pretended()
+def test_the_pretended_device_refuses_what_cuda_refuses() -> None:
+    here, cpu = torch.ones(3, device=FAKE), torch.ones(3)
+    assert (here + here).device == FAKE and (here + cpu[0]).tolist() == [2.0] * 3
+    assert here[torch.tensor([0, 2])].cpu().tolist() == [1.0, 1.0]
+    assert cpu.to(FAKE).device == FAKE and torch.zeros(3, device=FAKE).copy_(cpu).sum().item() == 3
+    with pytest.raises(RuntimeError, match="met one of the device"):
+        here + cpu
+    with pytest.raises(RuntimeError, match="met one of the device"):
+        cpu[torch.tensor([0, 2], device=FAKE)]
+    with pytest.raises(RuntimeError, match="cannot draw on the device"):
+        torch.rand(3, device=FAKE, generator=torch.Generator())
+    weight = torch.nn.Linear(3, 1).to(FAKE).weight
+    (weight * here).sum().backward()
+    assert copy.deepcopy(weight.grad).device == FAKE and weight.grad.tolist() == [[1.0] * 3]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_a_method_gives_the_same_numbers_on_a_device(case: Case) -> None:
+    plain = run_case(case, rounds=1, engine="sequential")
+    with pretended():
+        moved = run_case(case, rounds=1, engine="sequential", device="meta")
+    for one, other in zip(plain.history, moved.history, strict=True):
+        assert one.get("loss") == other.get("loss")
+        assert one["accuracy"] == other["accuracy"]
