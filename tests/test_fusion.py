@@ -13,7 +13,7 @@ import polyfed as pf
 from polyfed.core.errors import InputError
 from polyfed.core.nets import Net
 from polyfed.core.stage import Batch
-from polyfed.distil import Distillation, distillation_loss, made_inputs
+from polyfed.distil import Distillation, distillation_loss, made_inputs, make_student
 from polyfed.fusion import METHODS, Matching, fuse, fuse_blockdiag, fuse_files, load_fused
 from polyfed.models import build
 from polyfed.ops.chain import layers_of, shuffled, write_chain
@@ -97,6 +97,20 @@ def test_pfnm_recovers_permuted_networks_where_the_average_does_not(x):
     fused = fuse(moved, "pfnm", matching=Matching(sigma0_2=1e8))
     assert torch.allclose(fused(x), net(x), atol=1e-4)
     assert fused.stem.linear.out_features == 8
+
+
+def test_pfnm_weighs_networks_class_by_class_where_counts_are_given():
+    (net,) = networks("mlp:1x8")
+    other = copy.deepcopy(net)
+    other.head.weight.data += 1.0
+    counts = [[9, 9, 0, 0], [0, 0, 9, 9]]
+    matching = Matching(gamma=1e-9)  # new units are too dear: all are matched
+    head = fuse([net, other], "pfnm", counts=counts, matching=matching).head.weight
+    shrunk = 10 / 11  # one network's say against the prior: 1 / (1 + 1/10)
+    torch.testing.assert_close(head[:2], shrunk * net.head.weight[:2], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(head[2:], shrunk * other.head.weight[2:], atol=1e-4, rtol=1e-4)
+    even = fuse([net, other], "pfnm", matching=matching).head.weight
+    torch.testing.assert_close(even, 20 / 21 * (net.head.weight + 0.5), atol=1e-4, rtol=1e-4)
 
 
 def test_pfnm_searches_on_the_data_it_is_given(x):
@@ -202,8 +216,13 @@ def test_choice_by_the_first_layer_runs_one_network_further_and_exports(x, confi
             network.head.register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
         fused(x)
         assert sum(seen) == 25
-        program = torch.export.export(fuse(models, confidence=confidence), (x,))
-        assert torch.allclose(program.module()(x), fused(x), atol=1e-5)
+        masked = {"mask_absent": True, "counts": [[1, 1, 0, 0], [0, 1, 1, 1], [1, 0, 0, 1]]}
+        for options in ({}, masked):
+            whole = fuse(models, confidence=confidence, **options)
+            program = torch.export.export(whole, (x,))
+            assert torch.allclose(program.module()(x), whole(x), atol=1e-5)
+        known = torch.tensor(masked["counts"]) > 0
+        assert torch.equal(whole(x) > -1e8, known[winner])  # the winner abstains from classes it does not know
 
 
 @pytest.mark.parametrize(
@@ -263,6 +282,35 @@ def test_greedy_and_clustered_choices(x):
     assert fuse(twins, select="cluster", keep=2, public=x, weights=[1, 2, 1]).places == [1, 2]
 
 
+def test_tables_of_the_chosen_networks_are_chosen_with_them(x):
+    models = networks("mlp:1x8", "mlp:1x8", "mlp:1x8")
+    counts = [[1, 0, 0, 0], [5, 5, 0, 0], [0, 0, 1, 3]]  # the last two cover all labels
+    chosen, given = models[1:], counts[1:]
+    pick = {"select": "greedy", "counts": counts}
+    for method, all_options, own in (
+        ("ams-top1", {"normalise": "temperature", "temperatures": [9.0, 0.3, 2.0]},
+         {"normalise": "temperature", "temperatures": [0.3, 2.0]}),
+        ("ams-top1", {"mask_absent": True}, {"mask_absent": True, "counts": given}),
+        ("ensemble", {"weights": "class"}, {"weights": "class", "counts": given}),
+        ("average", {"weights": [1.0, 2.0, 5.0]}, {"weights": [2.0, 5.0]}),
+        ("average", {}, {"counts": given}),
+    ):  # fmt: skip
+        assert torch.equal(fuse(models, method, **pick, **all_options)(x), fuse(chosen, method, **own)(x)), method
+
+
+def test_sizes_of_clustered_networks_may_be_shares_and_leave_the_fusion_alone(x):
+    one, other = networks("mlp:1x8", "mlp:2x8")
+    twins = [one, copy.deepcopy(one), other]
+    pick = {"select": "cluster", "keep": 2, "public": x}
+    assert fuse(twins, **pick, weights=[0.2, 0.5, 0.3]).places == [1, 2]
+    shares = fuse(twins, "ensemble", **pick, weights=[0.2, 0.5, 0.3])
+    assert shares.places == [1, 2] and torch.equal(shares(x), fuse(twins[1:], "ensemble")(x))
+    counts = [[1, 1, 0, 0], [2, 1, 0, 0], [0, 0, 1, 3]]
+    by_class = fuse(twins, "ensemble", **pick, weights="class", counts=counts)
+    assert by_class.places == [1, 2]
+    assert torch.equal(by_class(x), fuse(twins[1:], "ensemble", weights="class", counts=counts[1:])(x))
+
+
 def test_distillation_with_unlabelled_data_agrees_with_its_teacher(x):
     models = networks(*MIXED)
     public = torch.randn((400, *SHAPE), generator=torch.Generator().manual_seed(8))
@@ -287,6 +335,16 @@ def test_the_distillation_loss_is_the_divergence_of_the_student_from_its_teacher
     found = distillation_loss({"main": Net(student)}, batch, {"temperature": torch.tensor(2.0)})
     p, q = (teacher / 2).softmax(1), (student.weight.T / 2).softmax(1)
     assert float(found.detach()) == pytest.approx(4 * float((p * (p / q).log()).sum().detach()))
+
+
+def test_temperature_is_two_with_data_and_twenty_without_unless_given(x, monkeypatch):
+    seen = []
+    monkeypatch.setattr("polyfed.distil.train_alone", lambda student, stage, *_: seen.append(stage.aux["temperature"]))
+    quick = {"impressions": 1, "impression_steps": 1}
+    for public, temperature in ((x, None), (None, None), (x, 5.0), (None, 5.0)):
+        options = Distillation(temperature=temperature, **quick)
+        fuse(networks("mlp:1x8"), distil_into="mlp:1x5", public=public, input_shape=SHAPE, distillation=options)
+    assert [float(t) for t in seen] == [2.0, 20.0, 5.0, 5.0]
 
 
 def test_inputs_are_made_for_the_classes_that_a_network_knows_and_it_takes_them_for_these():
@@ -327,6 +385,12 @@ def test_distillation_without_data_gives_a_student_that_is_better_than_any_netwo
         found = (student(points).argmax(1) == labels).float().mean()
     assert float(teacher) > 0.8
     assert float(found) > 0.6  # chance is 0.25, one network alone 0.5
+
+
+def test_a_students_first_weights_follow_the_seed():
+    (like,) = networks("mlp:1x8")
+    first, again, other = (make_student("mlp:1x5", SHAPE, CLASSES, like, seed) for seed in (0, 0, 1))
+    assert torch.equal(first.head.weight, again.head.weight) and not torch.equal(first.head.weight, other.head.weight)
 
 
 def test_a_students_own_module_is_trained_in_place(x):

@@ -127,7 +127,8 @@ def fuse(
         models = [models[j] for j in chosen]
         table = None if table is None else table[chosen]
         if weights is not None and not isinstance(weights, str):
-            weights = [weights[j] for j in chosen]
+            used = select == "cluster" and method != "average"  # they were the sizes, and have no other use
+            weights = None if used else [weights[j] for j in chosen]
         temperatures = None if temperatures is None else [temperatures[j] for j in chosen]
     networks = [copy.deepcopy(model).eval() for model in models]
     if method == "average":
@@ -370,7 +371,8 @@ def _choose(
         for model in models:
             probe = copy.deepcopy(model).eval()
             outputs.append(torch.cat([probe(x) for x, _ in public.chunks(CHUNK)]))
-    return cluster_heads(torch.stack(outputs), [int(n) for n in _sizes(weights, table, len(models))], keep)
+    sizes = _sizes(None if weights == "class" else weights, table, len(models))
+    return cluster_heads(torch.stack(outputs), sizes, keep)
 
 
 def _sizes(weights: Sequence[float] | str | None, table: Tensor | None, number: int) -> list[float]:

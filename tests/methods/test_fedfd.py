@@ -381,6 +381,19 @@ def test_without_static_norms_the_students_statistics_move_and_are_shared():
 # --- limit cases ---
 
 
+def test_defaults_are_those_of_the_specification():
+    method = FedFD()
+    assert (method.weighting, method.scaler, method.static_bn, method.mask) == ("samples", True, True, False)
+    assert (method.distill, method.align, method.orthogonal, method.proj_persist) == ("feature", True, True, True)
+    assert (method.orth_map, method.init_scale, method.temperature) == ("matrix_exp", 0.01, 1.0)
+    assert (method.kl_direction, method.feature_loss) == ("teacher_student", "kl")
+    assert (method.distill_epochs, method.distill_batch, method.distill_lr) == (1, 64, 0.01)
+    assert (method.distill_optimizer, method.distill_momentum) == ("sgd", 0.9)
+    assert (method.full_group, method.logit_weight) == (False, 0.0)
+    unlike = FedFD(aggregation="none")
+    assert (unlike.full_group, unlike.logit_weight, unlike.digest_loss) == (True, 1.0, "l1")
+
+
 @pytest.mark.parametrize("models", [ADG, NORMED])
 @pytest.mark.parametrize("off", [{"distill": "none"}, {"distill_epochs": 0}])
 def test_without_distillation_it_is_heterofl_exactly(models, off):
@@ -512,6 +525,18 @@ def test_clients_digest_the_students_logits_on_the_subset_of_the_round():
     other = run.method.local(client, MAIN, run.ctx)
     assert next(other).loss == stage.loss  # engines group clients by comparing losses
     assert not run.method.send(run.server, infos[0], pf.Step("evaluate", who="all", up=False), run.ctx).meta
+
+
+def test_without_a_digest_the_student_still_learns_on_the_rows_of_the_round():
+    run = started(FedFD(**NONE, subset=10, digest_epochs=0), UNLIKE)
+    stages = watched(run)
+    for number in (1, 2):
+        exchange(run, MAIN, number)
+        subset = run.method.exchange.public_subset(party(run, 0))  # the rows that this client answered on
+        assert torch.equal(stages[-1].data.index, subset.index)
+        said = [logits_of(party(run, c).main, subset) for c in range(3)]
+        torch.testing.assert_close(stages[-1].columns["logits"], sum(said) / 3)
+    assert not torch.equal(stages[0].data.index, stages[1].data.index)
 
 
 def test_the_student_learns_its_head_from_the_mean_logits():

@@ -522,6 +522,15 @@ def test_without_features_and_in_the_first_round_it_is_fedprox():
         assert_same(states(run(FedIN(mu=0.3))), states(run(base)))
 
 
+def test_defaults_are_those_of_the_specification():
+    method = FedIN()
+    assert (method.mu, method.lam, method.noise) == (0.1, 1.0, 0.0)
+    assert (method.feature_batch, method.feature_samples) == (16, None)
+    assert (method.combine, method.alleviation_scope, method.outer_scale) == ("simple", "tensor", "same")
+    assert (method.weighting, method.buffers, method.prox_anchor) == ("samples", "local", "received")
+    assert (method.sigma, method.pairs, method.use_in, method.analytic_add_local) == ("tensor", "pool", True, False)
+
+
 def test_every_switch_changes_the_run():
     options = [
         {}, {"mu": 0.0}, {"combine": "none"}, {"combine": "analytic"}, {"lam": 0.5}, {"outer_scale": "unit"},

@@ -93,6 +93,16 @@ def test_l1_is_a_mean_or_a_sum_over_outputs():
     assert bare(digest_loss="l2").distance(nets, batch, {}).item() == pytest.approx((1 + 4 + 1 + 1 + 1) / 6)
 
 
+def test_soft_label_distances_by_hand():
+    student, teacher = torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([[3.0, 0.0, 0.0]])
+    batch, nets = Batch(student, torch.zeros(1), {"target": teacher}), {"main": lambda x: x}
+    p, q = teacher.softmax(1), student.softmax(1)
+    cross = float(-(p * q.log()).sum())
+    assert bare(digest_loss="ce").distance(nets, batch, {}).item() == pytest.approx(cross, rel=1e-5)
+    divergence = cross + float((p * p.log()).sum())
+    assert bare(digest_loss="kl").distance(nets, batch, {}).item() == pytest.approx(divergence, rel=1e-5)
+
+
 def test_permuting_a_batch_permutes_the_loss_terms_only():
     run = federation(quick())
     net = {"main": Net(party(run, 0).main).eval()}
@@ -257,6 +267,28 @@ def test_the_global_model_does_not_change_the_clients():
     assert same(states(with_server), states(without))
 
 
+def test_defaults_are_those_of_the_specification():
+    method = pf.FedMDGlobal()
+    assert (method.subset, method.digest_epochs, method.digest_batch, method.digest_loss) == (5000, 5, 64, "l1")
+    assert (method.public_epochs, method.private_epochs, method.l1_reduction) == (20, 20, "mean")
+    assert (method.lwof, method.beta, method.rho, method.scale_rho2) == (True, 1.0, 2.0, False)
+    assert (method.global_model, method.server_init, method.eval_outputs) == (True, "random", "all")
+    assert (method.bn_recalibrate, method.digest_lr) == (False, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [("nothing", r"fedmd_global needs public data.*--public"), ("inputs", r"fedmd_global needs .* with labels")],
+)
+def test_what_it_needs_is_asked_for_before_anything_trains(given, words):
+    clients = problem(labelled=False)
+    if given == "nothing":
+        x, y = clients.client(0)[0].inputs().numpy(), clients.client(0)[0].labels().numpy()
+        clients = pf.Clients.from_parts([(x, y)], test=(x, y), num_classes=PRIVATE)
+    with pytest.raises(pf.InputError, match=words):
+        federation(quick(), clients)
+
+
 # --- the server's model ---
 
 
@@ -284,7 +316,10 @@ def test_server_init_public_learns_the_public_labels_before_round_one_and_costs_
     accuracy = {}
     for start in ("random", "public"):
         run = federation(quick(server_init=start, public_epochs=8), training=training, rounds=1)
+        stages, original = [], run.ctx.run_stage
+        run.ctx.run_stage = lambda stage, *rest, s=stages, o=original: s.append(stage) or o(stage, *rest)
         run._phase("before", 0, run.plan.before, evaluate=True)
+        assert [stage.epochs for stage in stages] == ([8] if start == "public" else [])  # the server's own training
         public = run.server.public
         right = logits_of(run.server.main, public).argmax(1) == public.labels()
         accuracy[start] = float(right.float().mean())

@@ -541,6 +541,15 @@ def test_fine_tuning_moves_everything_or_only_the_head():
     assert found == {"model.3.weight", "model.3.bias"}
 
 
+def test_every_client_draws_images_of_its_own():
+    method, ctx = FedVTC(samples_per_class=4), make_context()
+    clients = [make_client(method, ctx, number=number) for number in (0, 1)]
+    for client in clients:
+        receive(client, greeting())
+    one, other = (method.tuning(client, ctx).data.x for client in clients)
+    assert torch.equal(one, method.tuning(clients[0], ctx).data.x) and not torch.allclose(one, other)
+
+
 def test_length_and_size_of_fine_tuning():
     client_classes = (0, 2)
     for options, rounds, epochs, count in (
@@ -580,6 +589,18 @@ def test_without_fine_tuning_no_decoder_travels():
 
 
 # --- limit cases and edges ---
+
+
+def test_defaults_are_those_of_the_specification():
+    method = FedVTC()
+    assert (method.lambda_dm, method.kl_weight, method.rec_weight, method.sigma_init) == (1.0, 1.0, 1.0, 0.1)
+    assert (method.rec_reduction, method.dm_mode, method.dm_latents) == ("sum", "class_mean", "batch")
+    assert (method.prior_cov, method.alternate, method.joint_training) == ("identity", "batch", False)
+    assert (method.weighting, method.vtc_upload, method.average_over) == ("uniform", "final", "trained")
+    assert (method.keep_sigma, method.norm_statistics, method.finetune_scope) == (False, "averaged", "all")
+    assert (method.vtc_lr, method.vtc_optimizer, method.finetune_lr) == (None, None, None)  # the run's own
+    decoder = VTC(P, SHAPE).decoder
+    assert {layer.activation.negative_slope for layer in decoder.layers[:3]} == {0.01}
 
 
 def test_switched_off_it_is_local_training():

@@ -33,11 +33,12 @@ def test_inputs_reach_their_targets_and_do_not_depend_on_their_company():
         network = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 3)).eval()
     targets = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.6, 0.2]])
 
-    def make(rows):
-        return impressions(network, rows, (6,), torch.Generator().manual_seed(0), temperature=1.0, steps=300, lr=0.05)
+    def make(rows, t=1.0):
+        return impressions(network, rows, (6,), torch.Generator().manual_seed(0), temperature=t, steps=300, lr=0.05)
 
     both = make(targets)
     assert torch.allclose(network(both).softmax(1), targets, atol=0.02)
+    assert torch.allclose((network(make(targets, 2.0)) / 2.0).softmax(1), targets, atol=0.02)
     assert torch.allclose(make(targets[:1]), both[:1], atol=1e-4)
     assert all(parameter.grad is None for parameter in network.parameters())
 

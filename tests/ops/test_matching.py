@@ -157,6 +157,32 @@ def test_the_result_does_not_depend_on_the_order_of_a_networks_units():
     )
 
 
+def layers_with(units, seed):
+    return torch.randn((units, 4), generator=rng(seed), dtype=torch.float64)
+
+
+def test_the_widest_network_comes_first():
+    vectors = [layers_with(units, seed) for seed, units in enumerate((3, 6, 4))]
+    ones = [torch.ones(4)] * 3
+    _, assigned = match_units(vectors, ones, torch.zeros(4), Matching(iterations=0, gamma=1e-9), rng())
+    assert assigned[1].tolist() == list(range(6))  # its units are the first global ones, in their own order
+
+
+def test_sweeps_improve_on_the_first_pass():
+    def spread(vectors, theta, assigned):
+        return sum(float((v - theta[units]).square().sum()) for v, units in zip(vectors, assigned, strict=True))
+
+    changed = 0
+    for seed in range(6):
+        vectors = [layers_with(5, 10 * seed + j) for j in range(4)]
+        options = [Matching(iterations=n, gamma=1e-9, sigma0_2=1e6) for n in (0, 4)]
+        first, last = (match_units(vectors, [torch.ones(4)] * 4, torch.zeros(4), o, rng()) for o in options)
+        assert len(first[0]) == len(last[0]) == 5
+        assert spread(vectors, *last) <= spread(vectors, *first) + 1e-6  # flat prior, all matched: least squares
+        changed += spread(vectors, *last) < spread(vectors, *first) - 1e-6
+    assert changed > 0
+
+
 def test_the_assignment_is_the_best_of_all():
     draw = rng(2)
     vectors = [torch.randn((3, 2), generator=draw).double() * 2 for _ in range(2)]

@@ -106,6 +106,13 @@ def test_class_weights_by_hand():
     assert torch.allclose(ensemble_scores(two, weights), (raw / raw.sum()).unsqueeze(0), atol=1e-6)
 
 
+def test_a_class_that_nobody_has_is_never_the_answer_of_class_weights():
+    weights = class_weights(torch.tensor([[3, 0, 0], [1, 4, 0]]))
+    both = torch.tensor([[[-8.0, 9.0, 9.0]], [[-4.0, -2.0, 9.0]]])
+    assert ensemble_scores(both, weights, "logit").tolist() == [[-7.0, -2.0, ABSENT]]
+    assert ensemble_scores(both, weights)[0, 2].item() == 0.0
+
+
 def test_a_network_abstains_from_classes_it_does_not_know():
     present = torch.tensor([[True, False, False], [False, True, False]])
     both = torch.tensor([[[1.0, 9.0, 9.0]], [[8.0, 2.0, 8.0]]])

@@ -183,7 +183,7 @@ class AMS(OneShot):
 
     def ams_scores(self, server: Party, x: Tensor, ctx: Context) -> Tensor:
         """Return `sum over the k most confident j of Z[j]`, ties to the lowest client."""
-        present = torch.stack(self.about(server, "counts")) > 0 if self.mask_absent else None
+        present = (torch.stack(self.about(server, "counts")) > 0).to(x.device) if self.mask_absent else None
         if self.confidence != "logit":
             return self.first_layer_scores(server, x, present, ctx)
         logits = self.network_outputs(server, x, ctx)

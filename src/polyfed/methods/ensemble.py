@@ -4,6 +4,7 @@ The competitor of one-shot fusion methods (AMS, PFNM). `OneShot` holds what they
 of any architecture train on their own data and upload the result.
 
 Deviations:
+    Nothing is sent to the clients: each starts from the initial state of its architecture, made from the run's seed.
     Integer buffers (BatchNorm's batch counter) are not sent.
     With `weights="class"` probabilities are scaled to sum to 1 (the largest stays the largest).
 """

@@ -208,5 +208,6 @@ class PFNM(OneShot):
 @torch.no_grad()
 def count_right(module: nn.Module, data: Samples) -> int:
     """Return how many samples a network classifies correctly."""
+    device = next(module.parameters()).device
     with mode(module, EVAL):
-        return sum(int((module(x).argmax(1) == y).sum()) for x, y in data.chunks(CHUNK))
+        return sum(int((module(x.to(device)).argmax(1) == y.to(device)).sum()) for x, y in data.chunks(CHUNK))

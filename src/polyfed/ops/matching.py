@@ -169,6 +169,8 @@ def match_networks(
         For each network `[C]`, its share rho_jc in the training samples of each class: how much it counts for the
         weights into that output. None: 1 for all.
     """
+    networks = [[Layer(a.weight.cpu(), None if a.bias is None else a.bias.cpu()) for a in each] for each in networks]
+    shares = None if shares is None else [share.cpu() for share in shares]  # the assignment is solved on the CPU
     depth = len(networks[0])
     assert depth > 1 and all(len(network) == depth for network in networks), "hidden layers, the same number in all"
     classes = len(networks[0][-1].weight)

@@ -61,13 +61,17 @@ def top_k_scores(
 def ensemble_scores(logits: Tensor, weights: Tensor | None = None, space: str = "prob") -> Tensor:
     """Return `[B, C]`, the mean probabilities of all networks (rows sum to 1), or with `logit` the mean logits.
 
-    `weights [J, C]` (`class_weights`) weighs the networks class by class; probabilities are then scaled to sum to 1.
+    `weights [J, C]` (`class_weights`) weighs the networks class by class; probabilities are then scaled to sum to 1. A
+    class without any weight is nobody's answer: its probability is 0, its logit `ABSENT`.
     """
     values = torch.softmax(logits, dim=2) if space == "prob" else logits
     if weights is None:
         return values.mean(dim=0)
-    scores = (values * weights.to(values).unsqueeze(1)).sum(dim=0)
-    return scores / scores.sum(dim=1, keepdim=True).clamp_min(_TINY) if space == "prob" else scores
+    weights = weights.to(values)
+    scores = (values * weights.unsqueeze(1)).sum(dim=0)
+    if space == "prob":
+        return scores / scores.sum(dim=1, keepdim=True).clamp_min(_TINY)
+    return torch.where(weights.sum(dim=0) > 0, scores, ABSENT)
 
 
 def class_weights(counts: Tensor) -> Tensor:
@@ -135,7 +139,7 @@ def greedy_cover(counts: Tensor, keep: int | None = None) -> list[int]:
     return sorted(chosen)
 
 
-def cluster_heads(outputs: Tensor, samples: Sequence[int], keep: int) -> list[int]:
+def cluster_heads(outputs: Tensor, samples: Sequence[float], keep: int) -> list[int]:
     """Group networks by the cosine similarity of their outputs `[J, N, C]` on common inputs; keep the largest of each.
 
     Average linkage down to `keep` groups; the largest is the one with the most samples, ties to the lowest index.
