@@ -174,8 +174,10 @@ class Result:
         """Show a run in a notebook: one line and the table of its clients."""
         from html import escape
 
+        from polyfed.tables import in_rounds
+
         accuracy = self.accuracy()
-        line = f"{self.method}, {self.rounds} rounds, seed {self.seed}"
+        line = f"{self.method}, {in_rounds(self.rounds)}, seed {self.seed}"
         if accuracy:
             line += f": mean accuracy {100 * accuracy['mean']:.1f} %, worst client {100 * accuracy['worst']:.1f} %"
         table = self.frame().to_html(index=False, float_format="{:.3f}".format, border=0)

@@ -24,6 +24,11 @@ def amount(number: float) -> str:
     raise AssertionError
 
 
+def in_rounds(number: int) -> str:
+    """Return a number of rounds in words."""
+    return f"{number} round{'' if number == 1 else 's'}"
+
+
 def percent(share: float | None) -> str:
     """Return an accuracy for people."""
     return "-" if share is None else f"{100 * share:.1f}"
@@ -75,7 +80,7 @@ def comparison_table(rows: Sequence[Row], title: str) -> Table:
 def client_table(summary: Mapping[str, Any], alone: Sequence[float] | None = None) -> Table:
     """Return one row for each client from the content of `result.json`; `alone`: its accuracy without the others."""
     accuracy, cost = summary["accuracy"], summary["cost"]["per_client"]
-    title = f"{summary['method']}, {summary['rounds']} rounds, seed {summary['seed']}"
+    title = f"{summary['method']}, {in_rounds(summary['rounds'])}, seed {summary['seed']}"
     table = ShownTable(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0))
     table.add_column("client", justify="right")
     table.add_column("model", no_wrap=True)

@@ -41,6 +41,7 @@ class OneShotFedAvg(FedAvg):
     paper: ClassVar[str] = "McMahan et al. 2017, one round"
     needs: ClassVar[frozenset[str]] = frozenset({"same_arch", "builds"})
     sends: ClassVar[str] = "the trained weights and the number of samples, once"
+    outcome: ClassVar[str] = "server"
 
     view: str = "full"
     l1: float = 1e-7

@@ -20,6 +20,7 @@ from polyfed.report.draw import to_plotly
 from polyfed.report.runs import LOCAL, Run, Study
 from polyfed.report.style import dark_colours
 from polyfed.result import PACKAGES
+from polyfed.tables import in_rounds
 
 
 def render(study: Study, targets: Sequence[float] | None = None) -> str:
@@ -111,7 +112,7 @@ def _data_name(run: Run) -> str:
 def _facts(study: Study) -> str:
     run = study.all[0]
     recipe = run.config.get("clients") or {}
-    parts = [f"{len(study.seeds)} seed{'s' if len(study.seeds) > 1 else ''}", f"{run.summary['rounds']} rounds"]
+    parts = [f"{len(study.seeds)} seed{'s' if len(study.seeds) > 1 else ''}", in_rounds(run.summary["rounds"])]
     if recipe.get("by"):
         parts.insert(0, f"split {recipe['by']}")
     kinds = len(set(run.architectures))
