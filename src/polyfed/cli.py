@@ -175,7 +175,7 @@ def compare(
         sys.stdout.write(json.dumps([vars(row) for row in rows], indent=2) + "\n")
         return
     title = f"{experiment.data}, {experiment.clients} clients, {experiment.partition}, {experiment.rounds} rounds"
-    Console().print(comparison_table(rows, title))
+    _paper().print(comparison_table(rows, title))
     if out:
         Console().print(f"Everything is in {out}", highlight=False)
 
@@ -376,10 +376,15 @@ def _show(result: Any, as_json: bool) -> None:
     if as_json:
         _print_json(result.summary())
         return
-    console = Console()
+    console = _paper()
     console.print(result.table())
     if result.directory is not None:
         console.print(f"Everything is in {result.directory}", highlight=False)
+
+
+def _paper() -> Console:
+    """Return a console for tables: as wide as the terminal, or wide enough where the output goes to a file."""
+    return Console(width=None if sys.stdout.isatty() else 120)
 
 
 def _print_json(value: Any) -> None:
