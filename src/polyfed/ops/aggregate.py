@@ -68,11 +68,16 @@ def _whole_mean(like: Tensor, holders: list[tuple[Tensor, float]]) -> Tensor:
     """Return the running mean of whole tensors, piece by piece, so that the sum stays in the cache."""
     mean = torch.zeros_like(like, memory_format=torch.contiguous_format)
     flat = mean.view(-1)
-    sources = [tensor.to(mean).reshape(-1) for tensor, _ in holders]
+    same = mean.dtype, mean.device
     shares, weight = [], 0.0
     for _, a in holders:
         weight += a
         shares.append(a / weight)
+    if len(flat) <= PIECE:  # small tensors are many: nothing is cut, and converted only where it must be
+        for (tensor, _), share in zip(holders, shares, strict=True):
+            mean.lerp_(tensor if (tensor.dtype, tensor.device) == same else tensor.to(mean), share)
+        return mean
+    sources = [tensor.to(mean).reshape(-1) for tensor, _ in holders]
     for start in range(0, len(flat), PIECE):
         piece = flat[start : start + PIECE]
         for source, share in zip(sources, shares, strict=True):
