@@ -27,14 +27,6 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     return None
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep these tests on one worker: they share the three sites, and wait more than they compute."""
-    for item in items:
-        if item.path.parent == Path(__file__).parent:
-            item.add_marker(pytest.mark.xdist_group("flower"))
-
-
 @pytest.fixture
 def town(tmp_path: Path) -> Iterator[Any]:
     """A federation of real commands."""
