@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from polyfed import methods
-from polyfed.experiment import read_experiment
+from polyfed.compare import rounds_of
+from polyfed.experiment import Experiment, read_experiment
 
 FILES = sorted((Path(__file__).parents[1] / "experiments").rglob("*.toml"))
 
@@ -23,3 +24,8 @@ def test_experiment_file(file):
         described |= set(experiment.methods)
         used |= {*experiment.compare, experiment.method}
     assert described <= used  # a variant that no scale compares is a slip of the pen
+
+
+def test_a_method_with_rounds_of_its_own_takes_those():
+    experiment = Experiment(method="fedavg", rounds=7)
+    assert (rounds_of(experiment), rounds_of(experiment, "ams")) == (7, 1)
