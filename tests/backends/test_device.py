@@ -7,6 +7,7 @@ may meet a CPU tensor only where CUDA's may: in copies, as a number (no dimensio
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -59,6 +60,10 @@ class OnDevice(Tensor):
 
 def on_device(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Do one operation of torch, with CUDA's rules for tensors of two devices."""
+    if function is aten._foreach_copy_.default:
+        for to, source in zip(*args, strict=True):
+            on_device(aten.copy_.default, (to, source), kwargs)
+        return None
     leaves = tree_leaves((args, kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     devices = [leaf for leaf in leaves if isinstance(leaf, torch.device)]
@@ -139,11 +144,16 @@ def test_the_pretended_device_refuses_what_cuda_refuses() -> None:
     assert copy.deepcopy(weight.grad).device == FAKE and weight.grad.tolist() == [[1.0] * 3]
 
 
+@pytest.mark.parametrize("engine", ["sequential", "batched"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_a_method_gives_the_same_numbers_on_a_device(case: Case) -> None:
-    plain = run_case(case, rounds=1, engine="sequential")
-    with pretended():
-        moved = run_case(case, rounds=1, engine="sequential", device="meta")
+def test_a_method_gives_the_same_numbers_on_a_device(case: Case, engine: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "polyfed.engine")
+    plain = run_case(case, rounds=1, engine=engine, workers=1)
+    refused = [record.message for record in caplog.records]
+    caplog.clear()
+    with pretended():  # in this thread: hence one worker
+        moved = run_case(case, rounds=1, engine=engine, workers=1, device="meta")
+    assert [record.message for record in caplog.records] == refused  # what is stacked here is stacked there
     for one, other in zip(plain.history, moved.history, strict=True):
         assert one.get("loss") == other.get("loss")
         assert one["accuracy"] == other["accuracy"]

@@ -15,6 +15,7 @@ from polyfed.core.errors import InputError
 from polyfed.core.federation import Settings
 from polyfed.core.layout import channels_last, is_able
 from polyfed.core.method import Participation
+from polyfed.core.party import fill
 from polyfed.core.stage import batch_sizes, epoch_plan
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
@@ -115,12 +116,12 @@ def test_neighbouring_rows_are_one_table_and_others_are_not():
     shelf = Shelf(Layout(state), 5, Memory(1 << 30))
     numbers = [shelf.take() for _ in range(5)]
     for number in numbers:
-        shelf.layout.fill(shelf.rows(number), {name: tensor + number for name, tensor in state.items()})
+        fill(shelf.state(number), {name: tensor + number for name, tensor in state.items()})
     stacked = shelf.layout.stacked(shelf.together([1, 2, 3]))
     assert stacked["a"].tolist() == [[1.0, 2.0, 3.0], [2.0, 3.0, 4.0], [3.0, 4.0, 5.0]]
     assert stacked["n"].tolist() == [8, 9, 10] and stacked["b"].shape == (3, 2, 2)
     stacked["b"][1] = 0.0
-    assert shelf.layout.views(shelf.rows(2))["b"].sum() == 0.0  # the same memory
+    assert shelf.state(2)["b"].sum() == 0.0  # the same memory
     assert shelf.together([1, 3]) is None and shelf.together([2, 1]) is None
 
 

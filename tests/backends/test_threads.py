@@ -118,8 +118,7 @@ def test_states_moved_to_a_device_and_back_are_the_same(monkeypatch):
     here = pf.run("fedavg", synthetic(3), ["cnn:4-8,bn"], rounds=2)
 
     def copied(self, device):
-        rows = {m: {dtype: row.clone() for dtype, row in r.items()} for m, r in self.rows.items()}
-        return type(self)(rows, self.layouts, self.memory, self.version)
+        return self.copy()
 
     monkeypatch.setattr("polyfed.backends.store.Record.to", copied)
     start = InProcess.__init__

@@ -206,8 +206,8 @@ def test_kept_uploads_do_not_change_when_clients_train_on():
     federation = trained(AMS())
     before = server_scores(federation, problem().test.inputs())
     for record in federation.backend.records.values():
-        for rows in record.rows["main"].values():
-            rows.zero_()
+        for tensor in record.states["main"].values():
+            tensor.zero_()
     assert torch.equal(server_scores(federation, problem().test.inputs()), before)
 
 

@@ -176,7 +176,7 @@ def kind_of(job: Job, ctx: Context) -> tuple[Any, ...]:
         (u.losses, tuple(sorted(u.trainable.items())), u.gradients, u.project, u.training) for u in stage.all_updates()
     )
     data = stage.data if stage.data is not None else party.train
-    leaves, spec = tree_flatten(dict(stage.aux))
+    leaves, spec = tree_flatten(dict(stage.aux)) if stage.aux else ([], None)
     return (
         party.info.architecture,
         updates,

@@ -21,7 +21,7 @@ from polyfed.core.errors import InputError
 from polyfed.core.evaluate import Tally, chunk_count, measure_chunks, prepared, total
 from polyfed.core.message import Message, State
 from polyfed.core.method import Method, Replies, Step
-from polyfed.core.party import Blueprint, ClientInfo, Context, Party, PartyData
+from polyfed.core.party import Blueprint, ClientInfo, Context, Party, PartyData, fill
 from polyfed.core.samples import Samples
 
 __all__ = ["ENGINES", "InProcess", "chosen_device", "drive", "make_engine", "receive"]
@@ -71,6 +71,10 @@ class Seated(Party):
 
     states: dict[str, State]
     parked: bool
+
+    def tensors(self, model: str = "main") -> State:
+        """Return a model's tensors: those of a parked client are known without asking the module."""
+        return self.states[model] if model in self.states else super().tensors(model)
 
 
 class Bench:
@@ -200,7 +204,7 @@ class InProcess:
         if ctx.device != self.parked:
             record = record.to(ctx.device)
         party.parked = not scratch and ctx.device == self.parked
-        party.states = {model: record.state(model) for model in record.rows}
+        party.states = record.states
         self.seat(party, party.states, worker)
         return party
 
@@ -216,9 +220,8 @@ class InProcess:
         """Note that a client was active; on the CPU its tensors are in its record already."""
         record = self.records[party.id]
         if ctx.device != self.parked:
-            for model in record.rows:
-                own = party.models[model].state_dict()
-                record.layouts[model].fill(record.rows[model], own)
+            for model, state in record.states.items():
+                fill(state, party.models[model].state_dict())
         record.memory = party.memory
         record.version += 1
         self.dirty.add(party.id)
@@ -248,7 +251,7 @@ class InProcess:
         """
         record = self.records.get(client)
         blueprint = self.blueprints[self.infos[client].architecture]
-        if record is not None and (record.memory or len(record.rows) > 1):
+        if record is not None and (record.memory or len(record.states) > 1):
             return None
         received = message.params.get("main", {})
         if any(t.is_floating_point() and name not in received for name, t in blueprint.initial.items()):
@@ -316,26 +319,25 @@ class InProcess:
     def _park(
         self, info: ClientInfo, states: Mapping[str, Mapping[str, Any]], memory: dict[str, Any], keep: bool = True
     ) -> Record:
-        """Put states on the shelves; without `keep`, only into rows that are soon forgotten."""
+        """Put states on the shelves; without `keep`, only into copies that are soon forgotten."""
         record = Record(memory=memory)
         for model, state in states.items():
             key = (info.architecture, model)
             if key not in self.shelves:
                 self.shelves[key] = Shelf(Layout(state), self._counts[info.architecture], self.memory)
             shelf = self.shelves[key]
-            record.layouts[model] = shelf.layout
             if not keep:
-                record.rows[model] = shelf.layout.pack(state)
+                record.states[model] = {name: tensor.clone() for name, tensor in state.items()}
                 continue
             record.numbers[model] = shelf.take()
-            record.rows[model] = shelf.rows(record.numbers[model])
-            shelf.layout.fill(record.rows[model], state)
+            record.states[model] = shelf.state(record.numbers[model])
+            fill(record.states[model], state)
         return record
 
     def _have_seats(self, client: int, record: Record, ctx: Context) -> None:
         """Build the modules of a restored client again: side models are built by the method's set-up."""
         info = self.infos[client]
-        if any((info.architecture, model) not in self.benches[0].seats for model in record.rows):
+        if any((info.architecture, model) not in self.benches[0].seats for model in record.states):
             self._add_seats(info, self._set_up(info, ctx))
 
     def _add_seats(self, info: ClientInfo, party: Party) -> None:

@@ -60,17 +60,6 @@ class Layout:
             for name, p in self.places.items()
         }
 
-    def fill(self, rows: Rows, state: Mapping[str, Tensor]) -> None:
-        """Copy a state into rows."""
-        for name, view in self.views(rows).items():
-            view.copy_(state[name])
-
-    def pack(self, state: Mapping[str, Tensor]) -> Rows:
-        """Copy a state into fresh rows."""
-        rows = {name: torch.empty(place.length, dtype=place.dtype) for name, place in self.places.items()}
-        self.fill(rows, state)
-        return rows
-
 
 class Memory:
     """Gives out memory for rows: plain up to a budget, then in files that the system writes out when it must."""
@@ -113,10 +102,10 @@ class Shelf:
         self.used += 1
         return self.used - 1
 
-    def rows(self, number: int) -> Rows:
-        """Return one client's rows."""
+    def state(self, number: int) -> State:
+        """Return one client's tensors: views into its rows."""
         block = self.blocks[number // self.size]
-        return {name: table[number % self.size] for name, table in block.items()}
+        return self.layout.views({name: table[number % self.size] for name, table in block.items()})
 
     def together(self, numbers: list[int]) -> Rows | None:
         """Return `[clients, n]` views of several clients' rows, or None where they are not neighbours."""
@@ -131,31 +120,26 @@ class Shelf:
 
 @dataclass
 class Record:
-    """One client at rest: its models' rows and its memory. `version` counts the times it was active."""
+    """One client at rest: its models' tensors and its memory. `version` counts the times it was active."""
 
-    rows: dict[str, Rows] = field(default_factory=dict)  # model name -> rows
-    layouts: dict[str, Layout] = field(default_factory=dict)
+    states: dict[str, State] = field(default_factory=dict)  # model name -> its tensors: views into its rows
     memory: dict[str, Any] = field(default_factory=dict)
     version: int = 0
     numbers: dict[str, int] = field(default_factory=dict)  # model name -> number of its row on the shelf
 
-    def state(self, model: str) -> State:
-        """Return a model's tensors (views into the rows)."""
-        return self.layouts[model].views(self.rows[model])
-
     def copy(self) -> Record:
-        """Return a record with rows of its own (memory is shared: evaluation does not write it)."""
-        rows = {m: {name: row.clone() for name, row in r.items()} for m, r in self.rows.items()}
-        return Record(rows, self.layouts, self.memory, self.version)
+        """Return a record with tensors of its own (memory is shared: evaluation does not write it)."""
+        states = {m: {name: tensor.clone() for name, tensor in state.items()} for m, state in self.states.items()}
+        return Record(states, self.memory, self.version)
 
     def to(self, device: torch.device) -> Record:
-        """Return a record whose rows are on a device."""
-        rows = {m: {name: row.to(device) for name, row in r.items()} for m, r in self.rows.items()}
-        return Record(rows, self.layouts, self.memory, self.version)
+        """Return a record whose tensors are on a device."""
+        states = {m: {name: tensor.to(device) for name, tensor in state.items()} for m, state in self.states.items()}
+        return Record(states, self.memory, self.version)
 
     def tree(self) -> dict[str, Any]:
         """Return everything in a form for a checkpoint."""
-        return {"models": {m: self.state(m) for m in self.rows}, "memory": self.memory}
+        return {"models": self.states, "memory": self.memory}
 
 
 class Seat:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from polyfed.core.message import Message
 from polyfed.core.method import Method, Step
-from polyfed.core.party import Context, Party, load_state
+from polyfed.core.party import Context, Party, fill
 from polyfed.core.runner import run_stage
 
 Run = Callable[[Any, Party, Context, str], float]
@@ -18,14 +16,9 @@ Run = Callable[[Any, Party, Context, str], float]
 def receive(party: Party, message: Message) -> None:
     """Put a message into the inbox and load the states of models that the party has."""
     party.inbox = message
-    states = getattr(party, "states", {})  # of a parked client: its tensors are known without asking the module
     for name, state in message.params.items():
-        if name in states:
-            with torch.no_grad():
-                for key, tensor in state.items():
-                    states[name][key].copy_(tensor)
-        elif name in party.models:
-            load_state(party.models[name], state)
+        if name in party.models:
+            fill(party.tensors(name), state)
 
 
 def drive(method: Method, party: Party, step: Step, ctx: Context, run: Run = run_stage) -> tuple[Message, float]:

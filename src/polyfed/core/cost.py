@@ -40,8 +40,9 @@ class CostMeter:
 
     def _measure(self, message: Message) -> tuple[int, int, dict[str, int]]:
         # The size depends on names, shapes and types only, so equal messages are measured once.
-        shape = tuple((name, tuple(t.shape), t.dtype) for name, t in message.tensors())
-        key = (shape, tuple(sorted(message.meta.items())))
+        states = tuple([(model, n, t.shape, t.dtype) for model, s in message.params.items() for n, t in s.items()])
+        data = tuple([(name, t.shape, t.dtype) for name, t in message.data.items()])
+        key = (states, data, tuple(sorted(message.meta.items())))
         if key not in self._sizes:
             if len(self._sizes) > 512:
                 self._sizes.clear()

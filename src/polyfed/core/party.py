@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from polyfed.core.message import Message, State
 from polyfed.core.rng import SERVER, generator, seeded
@@ -84,6 +84,10 @@ class Party:
     def main(self) -> nn.Module:
         """The party's own network."""
         return self.models["main"]
+
+    def tensors(self, model: str = "main") -> State:
+        """Return a detached view of a model's tensors by name."""
+        return state_of(self.models[model])
 
     @property
     def train(self) -> Samples:
@@ -165,9 +169,13 @@ def state_of(module: nn.Module, buffers: bool = True) -> State:
     return {name: tensor.detach() for name, tensor in module.named_parameters()}
 
 
-@torch.no_grad()
-def load_state(module: nn.Module, state: State) -> None:
+def load_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Copy the given tensors into the module; names that it does not have are an error."""
-    own = dict(module.state_dict())
-    for name, tensor in state.items():
-        own[name].copy_(tensor)
+    fill(module.state_dict(), state)
+
+
+@torch.no_grad()
+def fill(state: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    """Copy the given tensors into those of the same names."""
+    if values:
+        torch._foreach_copy_([state[name] for name in values], list(values.values()))

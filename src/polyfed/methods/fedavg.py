@@ -18,7 +18,7 @@ from typing import ClassVar
 from polyfed.core.errors import InputError
 from polyfed.core.message import Message, State
 from polyfed.core.method import Local, Method, Plan, Step
-from polyfed.core.party import Blueprint, ClientInfo, Context, Party, load_state, state_of
+from polyfed.core.party import Blueprint, ClientInfo, Context, Party, load_state
 from polyfed.core.stage import Stage
 from polyfed.core.views import SameArch, Shared, View, largest_first, resolve_view
 from polyfed.ops.aggregate import IndexMap, Part, extract, scatter_mean
@@ -121,7 +121,7 @@ class FedAvg(Method):
 
     def shared(self, client: Party) -> State:
         """Return those of the client's tensors that it shares: the ones it was sent."""
-        own = state_of(client.main)
+        own = client.tensors()
         return {name: own[name] for name in client.inbox.params["main"]}
 
     def weight(self, reply: Message) -> float:
