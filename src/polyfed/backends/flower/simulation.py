@@ -22,8 +22,9 @@ from flwr.serverapp import Grid, ServerApp
 
 from polyfed.api import own_public_classes
 from polyfed.backends.flower.codec import Head, pack, unpack
+from polyfed.backends.flower.gathering import Gathering
 from polyfed.backends.flower.post import Post
-from polyfed.backends.flower.serve import Gathering, Given, convene
+from polyfed.backends.flower.serve import Given, convene
 from polyfed.backends.flower.site import Site, last_state
 from polyfed.backends.flower.sitedata import SiteData
 from polyfed.build import ModelSpec
