@@ -66,9 +66,11 @@ class View:
         label: str,
         clock: Callable[[], float] = time.perf_counter,
         stopper: Stopper | None = None,
+        names: Sequence[str] = (),
     ) -> None:
         self.rounds = rounds
         self.label = label
+        self.names = names  # of the clients, where they have any
         self.clock = clock
         self.start = clock()
         self.first: tuple[int, float] | None = None  # round and time of the first line: a resumed run starts late
@@ -118,11 +120,13 @@ class View:
         grid.add_column(no_wrap=True, overflow="ellipsis")
         if self.means:
             values = self.latest.get("per_client") or [self.latest["mean"]]
-            best, worst = values.index(max(values)), values.index(min(values))
+            who = self.latest.get("clients", range(len(values)))  # some may have been away
+            names = [self.names[client] if self.names else f"client {client}" for client in who]
+            best, worst = names[values.index(max(values))], names[values.index(min(values))]
             line = Text(f"{percent(self.latest['mean'])} %  ")
             line.append(sparkline(self.means, max(0, min(40, width - 24))), style="cyan")
             grid.add_row("accuracy", line)
-            shown = f"best {percent(max(values))} % (client {best})  worst {percent(min(values))} % (client {worst})"
+            shown = f"best {percent(max(values))} % ({best})  worst {percent(min(values))} % ({worst})"
             if self.latest.get("global") is not None:
                 shown += f"  global {percent(self.latest['global'])} %"
             grid.add_row("clients", shown)
@@ -133,8 +137,15 @@ class View:
 class LiveProgress:
     """An observer of a run that redraws a view on a terminal, and prints plain lines elsewhere."""
 
-    def __init__(self, console: Console, rounds: int, label: str, stopper: Stopper | None = None) -> None:
-        self.view = View(rounds, label, stopper=stopper)
+    def __init__(
+        self,
+        console: Console,
+        rounds: int,
+        label: str,
+        stopper: Stopper | None = None,
+        names: Sequence[str] = (),
+    ) -> None:
+        self.view = View(rounds, label, stopper=stopper, names=names)
         self.live: Live | None = None
         self.plain = Progress(console, rounds, label)
         if console.is_terminal and not console.is_dumb_terminal and not console.quiet:
@@ -160,6 +171,7 @@ class Stopper:
 
     def __init__(self, console: Console) -> None:
         self.console = console
+        self.running = False  # before a run has begun there is nothing to finish
         self.asked = False
 
     def __call__(self, line: dict[str, Any]) -> None:
@@ -169,7 +181,7 @@ class Stopper:
 
     def request(self, number: int, frame: FrameType | None) -> None:
         """Answer the first Ctrl-C; the second one interrupts at once."""
-        if self.asked:
+        if self.asked or not self.running:
             raise KeyboardInterrupt
         self.asked = True
         if self.console.is_terminal:  # the view says it; printing from here could meet a redraw half done
@@ -230,7 +242,8 @@ def watching(console: Console, log: Sequence[str], out: Path | None, again: str 
 
         def watch(label: str, rounds: int, config: Mapping[str, Any]) -> list[Callable[[dict[str, Any]], None]]:
             close()
-            view = LiveProgress(console, rounds, label, stopper)
+            view = LiveProgress(console, rounds, label, stopper, config.get("sites", ()))
+            stopper.running = True
             opened.append(view)
             for kind in log:
                 opened.append(make(kind, folder, label, config))

@@ -96,6 +96,31 @@ def test_the_server_is_killed_in_a_round_and_resumes_with_the_sites_reconnecting
     assert_same_as_undisturbed(town)
 
 
+def test_ctrl_c_lets_the_round_finish_and_resume_goes_on(town):
+    town.close("north-2-during")
+    server = town.serve(*COMMON, *PATIENT, group=0)
+    joined = [town.join(name) for name in SITES]
+    town.reaches("north-2-during")
+    os.killpg(server.pid, signal.SIGINT)  # a terminal tells the command and all that it started
+    town.open("north-2-during")
+    assert town.finish(server) == 130, town.logs()
+    said = " ".join(town.log("serve").split())
+    assert "Stopped after round 2. Go on with polyfed serve --resume --out run --keys keys." in said
+    assert [line["round"] for line in town.history()] == [1, 2]
+    resumed = town.serve("--resume", *PATIENT, name="resumed")
+    assert town.finish(resumed) == 0, town.logs()
+    assert all(town.finish(process) == 0 for process in joined)
+    assert_same_as_undisturbed(town)
+
+
+def test_ctrl_c_while_waiting_for_sites_stops_at_once(town):
+    server = town.serve(*COMMON, *PATIENT, group=0)
+    town.until(lambda: "waiting up to" in town.log("serve"), what="the wait")
+    os.killpg(server.pid, signal.SIGINT)
+    assert town.finish(server) == 130, town.logs()
+    assert "Traceback" not in town.log("serve")
+
+
 def test_too_few_sites_a_clear_wait_then_a_clear_stop(town):
     server = town.serve(*COMMON, "--min-sites", "2", "--wait", "10")
     town.join("north")

@@ -29,7 +29,9 @@ class Processes:
         self.folder = folder
         self.running: list[subprocess.Popen[bytes]] = []
 
-    def start(self, name: str, command: list[str], **environment: str) -> subprocess.Popen[bytes]:
+    def start(
+        self, name: str, command: list[str], group: int | None = None, **environment: str
+    ) -> subprocess.Popen[bytes]:
         paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
         inherited = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": paths}
         with (self.folder / f"{name}.log").open("ab") as log:
@@ -40,6 +42,7 @@ class Processes:
                 stdin=subprocess.DEVNULL,
                 cwd=self.folder,
                 env={**inherited, **environment},
+                process_group=group,
             )
         self.running.append(process)
         return process
@@ -88,11 +91,12 @@ class Town(Processes):
         self.gates.mkdir()
         create_keys(folder / "keys", "127.0.0.1", problem.SITES)
 
-    def serve(self, *options: str, name: str = "serve") -> subprocess.Popen[bytes]:
+    def serve(self, *options: str, name: str = "serve", group: int | None = None) -> subprocess.Popen[bytes]:
+        """Start the server; `group=0` gives it a group of processes of its own, as a terminal does."""
         common = ["--out", "run", "--host", "127.0.0.1", "--port", str(self.port)]
         if "--insecure" not in options:
             common += ["--keys", "keys"]
-        return self.start(name, [*FLOWER, "serve", *common, *options])
+        return self.start(name, [*FLOWER, "serve", *common, *options], group)
 
     def join(self, site: str, *options: str, name: str = "", model: str = "gated:net") -> subprocess.Popen[bytes]:
         common = ["--server", f"127.0.0.1:{self.port}", "--model", model, "--data", f"problem:{site}"]

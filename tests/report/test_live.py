@@ -76,6 +76,20 @@ def test_the_view_says_what_matters():
         assert part in text
 
 
+def test_ctrl_c_before_the_first_run_stops_at_once():
+    with pytest.raises(KeyboardInterrupt):
+        Stopper(Console(file=io.StringIO())).request(signal.SIGINT, None)
+
+
+def test_sites_are_shown_by_their_names_also_when_one_is_away():
+    view = View(10, "alpha", names=["north", "south", "west"])
+    accuracy = {"mean": 0.5, "per_client": [0.9, 0.1], "clients": [0, 2]}
+    view.add({**line(4), "accuracy": accuracy})
+    out = io.StringIO()
+    Console(file=out, force_terminal=True, width=100, color_system=None).print(view)
+    assert "best 90.0 % (north)  worst 10.0 % (west)" in out.getvalue()
+
+
 def test_plain_lines_where_there_is_no_terminal():
     out = io.StringIO()
     progress = LiveProgress(Console(file=out, width=200), 10, "alpha")
@@ -96,6 +110,7 @@ def test_a_terminal_is_redrawn_in_place():
 
 def test_the_first_ctrl_c_waits_for_the_round_and_the_second_does_not():
     stopper = Stopper(Console(file=io.StringIO()))
+    stopper.running = True
     stopper(line(1))
     stopper.request(signal.SIGINT, None)
     with pytest.raises(Stopped, match="after round 2"):

@@ -116,7 +116,10 @@ def serve(
                 feature_dim=saved_dim,
                 public=samples,
                 resume=resume,
-                observers=lambda: [partial(_tell_missing, say), *watch(made.name, settings.rounds, {})],
+                observers=lambda: [
+                    partial(_tell_missing, say),
+                    *watch(made.name, settings.rounds, {"sites": _site_names(hosting)}),
+                ],
                 say=say,
             )
         measured = [line["accuracy"] for line in result.history if "accuracy" in line]

@@ -94,7 +94,12 @@ class Child:
         command = [sys.executable, "-m", f"polyfed.backends.flower.{module}", "--parent", str(os.getpid())]
         with log.open("ab") as file:
             self.process = subprocess.Popen(
-                [*command, *arguments], stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment
+                [*command, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env=environment,
+                process_group=0,  # Ctrl-C is for us: it must not reach this process before the round is done
             )
 
     def alive(self) -> bool:
