@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import shlex
 import signal
 from collections.abc import Callable
 from dataclasses import fields
@@ -83,6 +85,7 @@ def serve(
     quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing but errors.")] = False,
 ) -> None:
     """Run the server of a real federation."""
+    given = locals().copy()
     _stop_politely()
     with _sentences():
         require_flower()
@@ -92,7 +95,7 @@ def serve(
         from polyfed.live import watching
         from polyfed.report import write_report
 
-        made, settings, saved_dim = _settings(locals())
+        made, settings, saved_dim = _settings(given)
         hosting = serving.Hosting(
             host=host or ("127.0.0.1" if insecure else "0.0.0.0"),
             port=port,
@@ -106,8 +109,7 @@ def serve(
         samples = read_public(public) if public else None
         console = Console(quiet=quiet)
         say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
-        again = f"polyfed serve --resume --out {out} {f'--keys {keys}' if keys else f'--insecure --sites {sites}'}"
-        with watching(console, (), out, again) as watch:
+        with watching(console, (), out, _again(given)) as watch:
             result = serving.serve(
                 made,
                 settings,
@@ -231,6 +233,16 @@ def _settings(given: dict[str, Any]) -> tuple[Any, Any, int | None]:
 def _tuples(options: dict[str, Any]) -> dict[str, Any]:
     """Return options as methods hold them: JSON knows lists only."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+
+
+def _again(given: dict[str, Any]) -> str:
+    """Return the command that resumes this run. Its folder knows how to train, but not where to listen."""
+    words = ["polyfed", "serve", "--resume", *(["--insecure"] if given["insecure"] else [])]
+    usual = inspect.signature(serve).parameters
+    for name in ("out", "keys", "sites", "host", "port", "public", "min_sites", "deadline", "wait", "max_mb"):
+        if given[name] != usual[name].default:
+            words += [f"--{name.replace('_', '-')}", str(given[name])]
+    return shlex.join(words)
 
 
 def _site_names(hosting: Any) -> list[str]:
