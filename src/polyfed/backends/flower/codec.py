@@ -6,6 +6,7 @@ never looks inside it.
 
 from __future__ import annotations
 
+import gc
 import json
 from typing import Any
 
@@ -16,6 +17,7 @@ from polyfed.core.errors import MessageError
 Head = dict[str, Any]
 
 MAX_HEAD = 1 << 20  # bytes of JSON: settings and descriptions of shapes
+LARGE = 1 << 22  # bytes of a blob: below, looking for garbage costs more than it brings
 _FORM = "polyfed.message"
 
 
@@ -48,8 +50,7 @@ def unpack(content: RecordDict, sender: str) -> tuple[Head, bytes]:
         With the sender's name, when the content is not of our form.
     """
     try:
-        record = content["head"]
-        text = record["json"]
+        text = content.config_records["head"]["json"]
         if not isinstance(text, str) or len(text) > MAX_HEAD:
             raise ValueError("its head is not a short text")
         head = json.loads(text)
@@ -57,11 +58,13 @@ def unpack(content: RecordDict, sender: str) -> tuple[Head, bytes]:
             raise ValueError("its head is not a table")
         blob = b""
         if "body" in content:
-            array = content["body"]["blob"]
+            array = content.array_records["body"]["blob"]
             blob = array.data
             if array.stype != _FORM or tuple(array.shape) != (len(blob),):
                 raise ValueError("it declares another size or form than it has")
             del array, content["body"]
+            if len(blob) > LARGE:
+                gc.collect()  # what Flower made the blob from hangs in reference cycles, three times its size
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise MessageError(f"Message from {sender} refused: it cannot be read ({error}).") from error
     return head, blob

@@ -102,6 +102,7 @@ class Site:
         self.take(party, self.read(parcel))
         step = Step(**{key: head["step"][key] for key in ("name", "who", "down", "up")})
         reply, loss = drive(method, party, step, ctx)
+        party.inbox = Message()  # it may be as large as the reply, which is written now
         if step.up and reply.wire_bytes() > self.max_bytes:
             raise MessageError(f"Its reply has {reply.wire_bytes()} bytes, the limit is {self.max_bytes}.")
         self.keep(head, tag, party)

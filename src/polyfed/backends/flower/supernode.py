@@ -30,7 +30,7 @@ def main() -> None:
 
     names = {name: getattr(time, name) for name in dir(time) if not name.startswith("_")}
     short = SimpleNamespace(**{**names, "sleep": lambda seconds: time.sleep(min(seconds, PAUSE))})
-    start_client_internal.time = short  # type: ignore[attr-defined]
+    start_client_internal.time = short  # type: ignore[attr-defined,assignment]
     hasten()
     sys.argv = ["flower-supernode", *rest]
     flower_supernode()
@@ -40,8 +40,9 @@ def hasten() -> None:
     """Look again soon for a piece of a message that is not there yet (at the server and at a site)."""
     from flwr.supercore.inflatable.inflatable_utils import pull_objects
 
-    if "initial_backoff" in (pull_objects.__kwdefaults__ or {}):
-        pull_objects.__kwdefaults__["initial_backoff"] = SOON
+    defaults = pull_objects.__kwdefaults__ or {}
+    if "initial_backoff" in defaults:
+        defaults["initial_backoff"] = SOON
 
 
 if __name__ == "__main__":
