@@ -133,7 +133,7 @@ def pool(infos: Sequence[ClientInfo], data: Sequence[PartyData]) -> tuple[list[C
     train = union([item.train for item in data if item.train is not None])
     validation = [item.validation for item in data if item.validation is not None]
     everything = PartyData(train, union(validation) if validation else None, data[0].public)
-    pooled = []
+    pooled: list[ClientInfo] = []
     for architecture in dict.fromkeys(info.architecture for info in infos):
         first = next(info for info in infos if info.architecture == architecture)
         pooled.append(ClientInfo(len(pooled), len(train), architecture, first.parameters, first.label_counts))

@@ -282,7 +282,7 @@ def list_methods(as_json: Json = False) -> None:
 
     from polyfed.methods import registry
 
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "method": name,
             "paper": kind.paper,

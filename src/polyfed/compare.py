@@ -103,7 +103,7 @@ def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float
     mean = fmean(values)
     if len(values) < 2:
         return mean, 0.0
-    from scipy import stats  # takes longer to import than a first round
+    from scipy import stats  # type: ignore[import-untyped]  # takes longer to import than a first round
 
     half = stats.t.ppf((1 + level) / 2, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
     return mean, float(half)

@@ -55,7 +55,8 @@ def distil(
 def distillation_loss(nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
     """Return T²·KL(softmax(scores / T) || softmax(student / T))."""
     temperature = aux["temperature"]
-    return temperature**2 * kl_divergence(nets["main"](batch.x), batch["target"], temperature)
+    loss: Tensor = temperature**2 * kl_divergence(nets["main"](batch.x), batch["target"], temperature)
+    return loss
 
 
 def made_inputs(

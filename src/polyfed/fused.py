@@ -28,7 +28,7 @@ class Several(nn.Module):
 
     def __init__(self, networks: Sequence[nn.Module]) -> None:
         super().__init__()
-        self.networks = nn.ModuleList(networks)
+        self.networks: Any = nn.ModuleList(networks)  # Any: torch does not know of their stem, middle and head
         self.places = list(range(len(networks)))  # which of the given networks these are
 
     def logits(self, x: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class Selection(Several):
             return top_k_scores(logits, self.k, present=self.present)
         stems = [network.stem(x) for network in self.networks]
         strength = torch.stack([self._strength(stem.flatten(1)) for stem in stems])
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
             # A program of fixed shape cannot run a network on some rows only: all are run, one is chosen.
             logits = torch.stack([n.head(n.middle(s)) for n, s in zip(self.networks, stems, strict=True)])
             return top_k_scores(logits, 1, strength, self.present)
@@ -191,7 +191,8 @@ class BlockNetwork(nn.Module):
         x = x.flatten(1)
         for layer in self.layers[:-1]:
             x = self.activation(layer(x))
-        return self.layers[-1](x).reshape(len(x), self.count, -1).transpose(0, 1)
+        x = self.layers[-1](x)
+        return x.reshape(len(x), self.count, -1).transpose(0, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the scores, `[B, C]`."""

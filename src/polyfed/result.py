@@ -146,7 +146,7 @@ class Result:
 
     def frame(self) -> Any:
         """Return a pandas data frame of the clients: network, samples, accuracy, bytes."""
-        import pandas
+        import pandas  # type: ignore[import-untyped]
 
         summary = self.summary()
         cost = summary["cost"]["per_client"]

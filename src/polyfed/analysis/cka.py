@@ -6,7 +6,7 @@ FedIN, Fig. 6 and 7.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -94,7 +94,7 @@ def compare_clients(run: OpenedRun, samples: int = 300, clients: int = 10) -> di
     return {"method": run.label, "seed": run.seed, "samples": len(x), "clients": names, "stages": stages}
 
 
-def cka_figures(found: list[Mapping[str, Any]]) -> dict[str, Any]:
+def cka_figures(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the figures: mean by stage for every run, and the heat maps of each."""
     from polyfed.analysis.figures import heat_maps, lines
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import rankdata
+from scipy.stats import rankdata  # type: ignore[import-untyped]
 from torch import nn
 
 from polyfed.core.errors import InputError

@@ -57,7 +57,8 @@ def initial(rng: torch.Generator) -> dict[str, Tensor]:
     """Draw one network as torch's linear layers do: U(±1/sqrt(inputs))."""
 
     def uniform(shape: tuple[int, ...], inputs: int) -> Tensor:
-        return (2.0 * torch.rand(shape, generator=rng) - 1.0) / inputs**0.5
+        root: float = inputs**0.5
+        return (2.0 * torch.rand(shape, generator=rng) - 1.0) / root
 
     return {"w1": uniform((2,), 2), "b": uniform((), 2), "w2": uniform((2,), 1)}
 

@@ -6,7 +6,7 @@ cloud for each network (they do not).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ def embed(features: Tensor | np.ndarray, seed: int = 0, perplexity: float = 30.0
     InputError
         For fewer than four rows.
     """
-    from sklearn.manifold import TSNE
+    from sklearn.manifold import TSNE  # type: ignore[import-untyped]
 
     values = np.asarray(features, dtype=np.float64)
     if len(values) < 4:
@@ -36,7 +36,7 @@ def embed(features: Tensor | np.ndarray, seed: int = 0, perplexity: float = 30.0
 
 def separation(features: Tensor | np.ndarray, groups: Tensor | np.ndarray) -> float:
     """Return the mean silhouette of groups in feature space: 1 far apart, 0 mixed, below 0 interleaved."""
-    from sklearn.metrics import silhouette_score
+    from sklearn.metrics import silhouette_score  # type: ignore[import-untyped]
 
     groups = np.asarray(groups)
     if len(np.unique(groups)) < 2 or len(np.unique(groups)) >= len(groups):
@@ -113,7 +113,7 @@ def _one_of_each(run: OpenedRun, number: int) -> list[int]:
     return [*first.values(), *rest][:number]
 
 
-def embedding_figures(found: list[Mapping[str, Any]]) -> dict[str, Any]:
+def embedding_figures(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return two pictures of each run: coloured by class, and by network."""
     from polyfed.analysis.figures import scatter
 

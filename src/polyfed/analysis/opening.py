@@ -62,7 +62,9 @@ def open_run(path: str | Path) -> OpenedRun:
         file = path / "models" / f"client-{client}.safetensors"
         if not file.is_file():
             raise RunDirectoryError(f"There is no {file}: was the run finished and kept whole?")
-        models[client] = blueprints[info.architecture].build()
+        build = blueprints[info.architecture].build
+        assert build is not None  # the models were named, so they can be built here
+        models[client] = build()
         models[client].load_state_dict(load_file(file))
     names = {client: info.architecture for client, info in infos.items()}
     return OpenedRun(path, config["label"], config["seed"], config, clients, models, names)
@@ -88,9 +90,10 @@ def stage_outputs(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
         with evaluating(model), torch.no_grad():
             if not hasattr(model, "features"):
                 raise InputError("This model has no features: wrap it with polyfed.adapt(...).")
-            before = {"stem": model.stem(x).flatten(1)} if hasattr(model, "stem") else {}
-            features = model.features(x)
-            logits = model.head(features)
+            net: Any = model  # torch declares every attribute of a module a tensor or a module
+            before = {"stem": net.stem(x).flatten(1)} if hasattr(model, "stem") else {}
+            features = net.features(x)
+            logits = net.head(features)
     finally:
         for handle in handles:
             handle.remove()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -90,12 +90,13 @@ def attack(
         raise InputError("The attack reads the features after the stem, and this model has none: wrap it with adapt.")
     if batchnorm not in MODES:
         raise unknown("batchnorm", batchnorm, MODES)
+    stem = cast(Callable[[Tensor], Tensor], model.stem)
     rng = torch.Generator().manual_seed(seed + 1)
     with mode(model, EVAL), torch.no_grad():
-        features = model.stem(x)
+        features = stem(x)
         features = noisy(features, noise, torch.randn(features.shape, generator=rng)) if noise else features
     with mode(model, EVAL if batchnorm == "statistics" else STILL):
-        found, losses = reconstruct(model.stem, features, x.shape[1:], steps, lr, seed)
+        found, losses = reconstruct(stem, features, x.shape[1:], steps, lr, seed)
     return {"noise": noise, "losses": losses, "mse": float(F.mse_loss(found, x)), "inputs": found}
 
 
@@ -133,7 +134,7 @@ def attack_client(
     }
 
 
-def reconstruction_figures(found: list[Mapping[str, Any]]) -> dict[str, Any]:
+def reconstruction_figures(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the loss curves and the grid of images of each run."""
     from polyfed.analysis.figures import image_grid, lines
 

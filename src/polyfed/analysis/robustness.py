@@ -54,12 +54,12 @@ def accuracy_by_alpha(sources: Sequence[str | Path]) -> dict[str, Any]:
         raise InputError("None of these runs was split by dirichlet:ALPHA.")
     methods = {}
     for label, by_alpha in found.items():
-        rows = []
+        rows, means = [], []
         for alpha in sorted(by_alpha):
             value = estimate(by_alpha[alpha])
             assert value is not None
             rows.append({"alpha": alpha, "accuracy": value.mean, "half": value.half, "seeds": value.seeds})
-        means = [row["accuracy"] for row in rows]
+            means.append(value.mean)
         of = "global model" if served[label] else "clients"
         methods[label] = {"of": of, "rows": rows, "spread": max(means) - min(means), "mean": fmean(means)}
     return {"methods": methods}

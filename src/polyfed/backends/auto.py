@@ -43,12 +43,9 @@ class Auto(Batched):
         replies = super().exchange(home, step, rest, ctx) if rest else Replies()
         if whole:
             others = self.threads.exchange(home, step, whole, ctx)
-            for mine, theirs in (
-                (replies.messages, others.messages),
-                (replies.losses, others.losses),
-                (replies.seconds, others.seconds),
-            ):
-                mine.update(theirs)  # type: ignore[attr-defined]
+            replies.messages.update(others.messages)
+            replies.losses.update(others.losses)
+            replies.seconds.update(others.seconds)
         self.settle(step)
         return replies
 

@@ -217,7 +217,7 @@ def samples_of(job: Job) -> int:
 
 def run_alone(home: InProcess, job: Job, step: Step, ctx: Context, worker: int) -> None:
     """Run one client's stage on this worker's modules."""
-    assert job.party is not None
+    assert job.party is not None and job.stage is not None
     guest = Party(job.client, job.party.info, job.party.data)
     guest.models = dict(job.party.models)  # models that are not parked belong to this client alone
     home.seat(guest, job.party.states, worker)

@@ -373,7 +373,8 @@ def stack_trees(trees: Sequence[Any], device: torch.device) -> tuple[Any, Any]:
     """Stack the tensors of equal trees; a tensor that all of them share stays one. Also returns `vmap`'s dimensions."""
     flattened = [tree_flatten(dict(tree)) for tree in trees]
     spec = flattened[0][1]
-    values, dims = [], []
+    values: list[Any] = []
+    dims: list[int | None] = []
     for leaves in zip(*(leaves for leaves, _ in flattened), strict=True):
         first = leaves[0]
         if not isinstance(first, Tensor):

@@ -96,7 +96,7 @@ def _from_cache(hub: str, config: str | None, revision: str | None) -> Any:
 
 def _load(hub: str, config: str | None, revision: str | None) -> Any:
     """Call the library (tests replace this)."""
-    import datasets
+    import datasets  # type: ignore[import-untyped]
 
     return datasets.load_dataset(hub, config, revision=revision)
 

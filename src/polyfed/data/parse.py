@@ -129,14 +129,16 @@ class FlowerPartitioner(Partitioner):
     def natural_clients(self, labels: np.ndarray, columns: Columns) -> int:  # noqa: D102
         return len(self._parts(labels, columns))
 
-    def assign(self, labels, clients, rng, columns=None):  # noqa: D102
+    def assign(  # noqa: D102
+        self, labels: np.ndarray, clients: int, rng: np.random.Generator, columns: Columns | None = None
+    ) -> list[np.ndarray]:
         parts = self._parts(labels, columns or {})
         if len(parts) != clients:
             raise InputError(f"{self} makes {len(parts)} parts, not {clients}: ask for {len(parts)} clients.")
         return parts
 
     def _parts(self, labels: np.ndarray, columns: Columns) -> list[np.ndarray]:
-        import datasets
+        import datasets  # type: ignore[import-untyped]
 
         partitioner = copy.deepcopy(self.partitioner)
         wanted = getattr(partitioner, "_partition_by", None)

@@ -76,7 +76,9 @@ class IID(Partitioner):
     def __str__(self) -> str:
         return "iid"
 
-    def assign(self, labels, clients, rng, columns=None):  # noqa: D102
+    def assign(  # noqa: D102
+        self, labels: np.ndarray, clients: int, rng: np.random.Generator, columns: Columns | None = None
+    ) -> list[np.ndarray]:
         check_room(len(labels), clients)
         return _sorted(np.array_split(rng.permutation(len(labels)), clients))
 
@@ -100,7 +102,9 @@ class Dirichlet(Partitioner):
     def __str__(self) -> str:
         return f"dirichlet:{_text(self.alpha)}" + (f",min={self.min_size}" if self.min_size != 1 else "")
 
-    def assign(self, labels, clients, rng, columns=None):  # noqa: D102
+    def assign(  # noqa: D102
+        self, labels: np.ndarray, clients: int, rng: np.random.Generator, columns: Columns | None = None
+    ) -> list[np.ndarray]:
         check_room(len(labels), clients, self.min_size)
         classes, totals = np.unique(labels, return_counts=True)
         draws = max(1, min(MAX_DRAWS, MAX_NUMBERS // (clients * len(classes))))
@@ -139,7 +143,9 @@ class LabelSets(Partitioner):
         options = ("" if self.share else ",share=no") + (",cover=yes" if self.cover else "")
         return f"labels:{self.low}-{self.high}{options}"
 
-    def assign(self, labels, clients, rng, columns=None):  # noqa: D102
+    def assign(  # noqa: D102
+        self, labels: np.ndarray, clients: int, rng: np.random.Generator, columns: Columns | None = None
+    ) -> list[np.ndarray]:
         check_room(len(labels), clients)
         classes = np.unique(labels)
         if self.high > len(classes):
@@ -194,7 +200,9 @@ class Shards(Partitioner):
     def __str__(self) -> str:
         return f"shards:{self.per_client}"
 
-    def assign(self, labels, clients, rng, columns=None):  # noqa: D102
+    def assign(  # noqa: D102
+        self, labels: np.ndarray, clients: int, rng: np.random.Generator, columns: Columns | None = None
+    ) -> list[np.ndarray]:
         check_room(len(labels), clients)
         count = clients * self.per_client
         if count > len(labels):
@@ -230,14 +238,21 @@ class Quantity(Partitioner):
         check_room(self.min_size, 1, self.min_size)
 
     def __str__(self) -> str:
-        amount = f"ratio={_text(self.ratio)}" if self.alpha is None else _text(self.alpha)
+        if self.alpha is None:
+            assert self.ratio is not None  # one of the two is given
+            amount = f"ratio={_text(self.ratio)}"
+        else:
+            amount = _text(self.alpha)
         return f"quantity:{amount}" + (f",min={self.min_size}" if self.min_size != 1 else "")
 
-    def assign(self, labels, clients, rng, columns=None):  # noqa: D102
+    def assign(  # noqa: D102
+        self, labels: np.ndarray, clients: int, rng: np.random.Generator, columns: Columns | None = None
+    ) -> list[np.ndarray]:
         check_room(len(labels), clients, self.min_size)
         if self.alpha is not None:
             shares = draw_shares(rng, self.alpha, clients, 1)[0]
         else:
+            assert self.ratio is not None  # one of the two is given
             shares = rng.permutation(np.geomspace(1.0 / self.ratio, 1.0, clients))
             shares = shares / shares.sum()
         parts = _cut(rng.permutation(len(labels)), apportion(shares, len(labels)))
@@ -259,7 +274,9 @@ class ByColumn(Partitioner):
     def natural_clients(self, labels: np.ndarray, columns: Columns) -> int:  # noqa: D102
         return len(np.unique(self._values(columns)))
 
-    def assign(self, labels, clients, rng, columns=None):  # noqa: D102
+    def assign(  # noqa: D102
+        self, labels: np.ndarray, clients: int, rng: np.random.Generator, columns: Columns | None = None
+    ) -> list[np.ndarray]:
         values = self._values(columns or {})
         groups, number = np.unique(values, return_inverse=True)
         if clients > len(groups):

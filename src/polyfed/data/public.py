@@ -64,6 +64,7 @@ def make_public(data: Dataset, public: Any, seed: int) -> Public:
         source = load(name, resize=data.input_shape[1:] if len(data.input_shape) == 3 else None)
     if isinstance(source, np.ndarray | torch.Tensor):  # inputs alone: nothing is known of their classes
         source = (source, np.zeros(len(source), dtype=np.int64))
+    classes: int | None
     if isinstance(source, Dataset):
         samples, classes, fingerprint = source.train, source.num_classes, source.fingerprint
     else:

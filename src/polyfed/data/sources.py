@@ -227,7 +227,7 @@ def _cached(store: Store, name: str, key: str, make: Callable[[], Dataset]) -> D
 
 
 def _digits(options: dict[str, Any], seed: int) -> Dataset:
-    from sklearn.datasets import load_digits
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
     content = load_digits()
     order = np.random.RandomState(0).permutation(len(content.target))  # NumPy promises this stream for good

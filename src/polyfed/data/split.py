@@ -114,13 +114,13 @@ def _assemble(
     for client, part in enumerate(parts):
         number = min(round(validation * len(part)), len(part) - 1)
         order = numpy_generator(seed, "validation", client=client).permutation(len(part)) if number else None
-        for samples, rows in (
-            (held, np.empty(0, dtype=np.int64) if order is None else np.sort(part[order[:number]])),
-            (train, part if order is None else np.sort(part[order[number:]])),
-        ):
+        spared = np.empty(0, dtype=np.int64) if order is None else np.sort(part[order[:number]])
+        kept = part if order is None else np.sort(part[order[number:]])  # number < len(part): never empty
+        for rows in (spared, kept):
             digest.update(f"{client}:{len(rows)}".encode())
             digest.update(np.ascontiguousarray(rows, dtype=np.int64).tobytes())
-            samples.append(data.train.select(torch.from_numpy(rows.astype(np.int64))) if len(rows) else None)
+        held.append(data.train.select(torch.from_numpy(spared.astype(np.int64))) if len(spared) else None)
+        train.append(data.train.select(torch.from_numpy(kept.astype(np.int64))))
     return Clients(
         name=data.name,
         train=tuple(train),

@@ -15,7 +15,7 @@ from polyfed.core.errors import InputError
 from polyfed.data.decode import as_inputs, decode_images
 
 if TYPE_CHECKING:
-    import pyarrow
+    import pyarrow  # type: ignore[import-untyped]
 
 LABELS = ("label", "labels", "fine_label", "target", "class", "y")
 IMAGES = ("image", "img", "x", "pixels", "features")
@@ -49,7 +49,7 @@ def read_parquet(files: Sequence[Path]) -> Table:
         If a file is missing, truncated or not parquet; the file is named.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
     pieces = []
     for file in files:
@@ -137,7 +137,7 @@ def _find_label(table: Table) -> str:
 
 
 def _find_inputs(table: Table, label: str, columns: Sequence[str]) -> list[str]:
-    import pyarrow.types as types
+    import pyarrow.types as types  # type: ignore[import-untyped]
 
     fields = [field for field in table.rows.schema if field.name != label and field.name not in columns]
     whole = [field.name for field in fields if _is_encoded(field.type) or _is_list(field.type)]

@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -210,7 +210,8 @@ class FedFD(HeteroFL):
         if self.kind != "feature":
             return
         for info in infos.values():
-            inputs, outputs = server.main.feature_dim, ctx.blueprints[info.architecture].feature_dim
+            inputs, outputs = cast(int, server.main.feature_dim), ctx.blueprints[info.architecture].feature_dim
+            assert outputs is not None  # features are required
             name = PROJECTION + self.teacher(info)
             if inputs != outputs and name not in server.models:
                 server.models[name] = self.projection(inputs, outputs, ctx)
@@ -252,7 +253,9 @@ class FedFD(HeteroFL):
             return
         lessons = ((client, self.lesson(server, client, reply, ctx)) for client, reply in replies.items())
         self.distil(server, lessons, server.public, ctx)
-        own, slots = state_of(server.main), self.all_slots(self.global_architecture(ctx), ctx)
+        architecture = self.global_architecture(ctx)
+        assert architecture is not None  # that of the network just distilled into
+        own, slots = state_of(server.main), self.all_slots(architecture, ctx)
         for name, slot in slots.items():
             held = server.state[slot.key]
             (held if slot.part is None else held[slot.part]).copy_(own[name])

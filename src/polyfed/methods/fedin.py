@@ -69,8 +69,9 @@ def noisy(s: Tensor, scale: float, unit: Tensor, sigma: str = "tensor") -> Tenso
 def cut_shapes(module: nn.Module, input_shape: Shape) -> tuple[Shape, Shape]:
     """Return the shapes of s_in and s_out of one sample."""
     with evaluating(module), torch.no_grad():
-        s_in = module.stem(sample_input(module, input_shape))
-        return tuple(s_in.shape[1:]), tuple(module.middle(s_in).shape[1:])
+        model: Any = module  # torch declares every attribute of a module a tensor or a module
+        s_in = model.stem(sample_input(module, input_shape))
+        return tuple(s_in.shape[1:]), tuple(model.middle(s_in).shape[1:])
 
 
 def check_cuts(method: str, infos: Mapping[int, ClientInfo], cuts: Mapping[str, Mapping[int, Shape]]) -> None:
@@ -329,9 +330,10 @@ class FedIN(FedProx):
         """Return (s_in, s_out) of a random batch, with the final weights, in prediction mode."""
         rows = torch.randperm(len(client.train), generator=ctx.rng("fedin/batch", client))[: self.feature_batch]
         rng = ctx.rng("fedin/noise", client)
-        with torch.no_grad(), mode(client.main, EVAL):
-            s_in = self.protected(client.main.stem(client.train.inputs(rows).to(ctx.device)), rng)
-            s_out = self.protected(client.main.middle(s_in), rng)
+        main: Any = client.main
+        with torch.no_grad(), mode(main, EVAL):
+            s_in = self.protected(main.stem(client.train.inputs(rows).to(ctx.device)), rng)
+            s_out = self.protected(main.middle(s_in), rng)
         return {"s_in": s_in, "s_out": s_out}
 
     def protected(self, s: Tensor, rng: torch.Generator) -> Tensor:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -73,12 +73,12 @@ class FedProto(Method):
         loss = F.cross_entropy(nets["main"].head(z), batch.y)
         if self.lam == 0:
             return loss
-        difference = (z - aux["prototypes"][batch.y]) * aux["known"][batch.y].unsqueeze(1)
+        difference: Tensor = (z - aux["prototypes"][batch.y]) * aux["known"][batch.y].unsqueeze(1)
         return loss + self.lam * difference.pow(2).mean()
 
     def local(self, client: Party, step: Step, ctx: Context) -> Local:
         """Train towards the global prototypes, then return the client's own."""
-        prototypes, known = spread(client.inbox.data, ctx.num_classes, client.main.feature_dim)
+        prototypes, known = spread(client.inbox.data, ctx.num_classes, cast(int, client.main.feature_dim))
         yield Stage(self.loss, aux={"prototypes": prototypes, "known": known})
         return Message(data=class_means(client.main, client.train, ctx.num_classes))
 
@@ -91,6 +91,7 @@ class FedProto(Method):
         """Return logits, or minus the distance to each prototype (unknown classes are excluded)."""
         if self.predict_with == "head" or "prototypes" not in party.inbox.data:
             return super().predict(party, x, ctx)
-        z = party.main.features(x)
+        main: Any = party.main
+        z: Tensor = main.features(x)
         prototypes, known = spread(party.inbox.data, ctx.num_classes, z.shape[1])
         return (-torch.cdist(z, prototypes)).masked_fill(known == 0, -1e9)

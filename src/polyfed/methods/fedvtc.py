@@ -25,7 +25,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -238,7 +238,7 @@ class FedVTC(Method):
 
     def setup_client(self, client: Party, ctx: Context) -> None:
         """Give the client a decoder: the same initial one for all, or their mean would mean nothing."""
-        build = partial(VTC, client.main.feature_dim, ctx.input_shape, self.sigma_init)
+        build = partial(VTC, cast(int, client.main.feature_dim), ctx.input_shape, self.sigma_init)
         client.models["vtc"] = ctx.initialised("vtc", build)
 
     def local(self, client: Party, step: Step, ctx: Context) -> Local:
@@ -295,7 +295,7 @@ class FedVTC(Method):
 
     def draws(self, client: Party) -> dict[str, Draw]:
         """Return the noise of the latents."""
-        draw = Draw((None, client.main.feature_dim))
+        draw = Draw((None, cast(int, client.main.feature_dim)))
         return {"noise": draw, "latents": draw} if self.dm_latents == "global" and self.lambda_dm else {"noise": draw}
 
     # --- losses ---

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
 
 from polyfed.core.errors import InputError, unknown
 from polyfed.models.contract import evaluating, sample_input
+from polyfed.models.width import Groups
 
 
 def adapt(
@@ -101,6 +102,7 @@ def _suggest_head(model: nn.Module) -> str:
 def _try_out(adapted: Adapted) -> tuple[int, int]:
     """Run the parts once and compare them with the whole; return feature_dim and num_classes."""
     model, kind = adapted.model, type(adapted.model).__name__
+    assert adapted.input_shape is not None
     x = sample_input(model, adapted.input_shape)
     with evaluating(model), torch.no_grad():
         try:
@@ -188,17 +190,18 @@ class Adapted(nn.Module):
     @property
     def family(self) -> str:
         """The family that the user's module declares."""
-        return self.model.family
+        return cast(str, self.model.family)
 
     @property
-    def width_groups(self) -> Callable[[], dict]:
+    def width_groups(self) -> Callable[[], Groups]:
         """The width groups that the user's module declares."""
-        inner = self.model.width_groups
+        inner = cast(Callable[[], Groups], self.model.width_groups)
         return lambda: {f"model.{name}": axes for name, axes in inner().items()}
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of the user's module."""
-        return self.model(x)
+        logits: Tensor = self.model(x)
+        return logits
 
     def features(self, x: Tensor) -> Tensor:
         """Return the flattened input of the head."""
@@ -219,6 +222,7 @@ class Adapted(nn.Module):
         )
 
     def _stem(self, x: Tensor) -> Tensor:
+        assert self.stem_name is not None
         module = self.model.get_submodule(self.stem_name)
         own = module.forward
 
@@ -234,6 +238,7 @@ class Adapted(nn.Module):
         raise InputError(f"The forward of {type(self.model).__name__} never reaches the stem '{self.stem_name}'.")
 
     def _middle(self, s: Tensor) -> Tensor:
+        assert self.stem_name is not None and self.input_shape is not None
         module = self.model.get_submodule(self.stem_name)
         flags = [(layer, layer.training) for layer in self.model.modules()]
 

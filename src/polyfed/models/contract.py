@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -40,23 +40,24 @@ def check_model(module: nn.Module, input_shape: Sequence[int]) -> None:
             "wrap it with pf.adapt(model, head='<name of its last layer>')."
         )
     x = sample_input(module, input_shape)
+    model: Any = module  # torch declares every attribute of a module a tensor or a module
     with evaluating(module), torch.no_grad():
         try:
-            features, logits = module.features(x), module(x)
+            features, logits = model.features(x), model(x)
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise InputError(
                 f"The model {kind} cannot take inputs of shape {tuple(input_shape)} ({_first_line(error)}): "
                 "build it for the shape of your data."
             ) from error
-        _expect(features, (2, module.feature_dim), f"{kind}.features(x)", "feature_dim")
-        _expect(logits, (2, module.num_classes), f"{kind}.forward(x)", "num_classes")
-        if not torch.allclose(module.head(features), logits, rtol=1e-4, atol=1e-5):
+        _expect(features, (2, model.feature_dim), f"{kind}.features(x)", "feature_dim")
+        _expect(logits, (2, model.num_classes), f"{kind}.forward(x)", "num_classes")
+        if not torch.allclose(model.head(features), logits, rtol=1e-4, atol=1e-5):
             raise InputError(
                 f"In the model {kind}, head(features(x)) differs from forward(x): return plain logits from the last "
                 "layer (no softmax after it), or name the right cut with pf.adapt(model, head=...)."
             )
         if hasattr(module, "stem") and hasattr(module, "middle"):
-            again = module.middle(module.stem(x))
+            again = model.middle(model.stem(x))
             if again.shape != features.shape or not torch.allclose(again, features, rtol=1e-4, atol=1e-5):
                 raise InputError(
                     f"In the model {kind}, middle(stem(x)) differs from features(x): everything after the stem may "
@@ -102,21 +103,22 @@ def parameter_parts(module: nn.Module, input_shape: Sequence[int]) -> dict[str, 
     parameters = dict(module.named_parameters())
     frozen = [parameter for parameter in parameters.values() if not parameter.requires_grad]
     x = sample_input(module, input_shape)
+    model: Any = module
+    parts: dict[str, str] = {}
     try:
         for parameter in frozen:
             parameter.requires_grad_(True)
         with evaluating(module), torch.enable_grad():
             if hasattr(module, "stem") and hasattr(module, "middle"):
-                s = module.stem(x)
-                z = module.middle(s.detach().requires_grad_())
+                s = model.stem(x)
+                z = model.middle(s.detach().requires_grad_())
                 outputs = {"stem": s, "middle": z}
             else:
-                z = module.features(x)
+                z = model.features(x)
                 outputs = {"features": z}
-            outputs["head"] = module.head(z.detach().requires_grad_())
-            parts = {}
+            outputs["head"] = model.head(z.detach().requires_grad_())
             for part, output in outputs.items():
-                gradients = [None] * len(parameters)
+                gradients: Sequence[Tensor | None] = [None] * len(parameters)
                 if output.requires_grad:
                     gradients = torch.autograd.grad(output.sum(), list(parameters.values()), allow_unused=True)
                 for name, gradient in zip(parameters, gradients, strict=True):

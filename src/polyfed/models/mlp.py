@@ -30,7 +30,8 @@ class Dense(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the activations, `[B, outputs]`."""
-        return self.scaler(self.linear(x.flatten(1))).relu()
+        x = self.scaler(self.linear(x.flatten(1)))
+        return x.relu()
 
 
 class MLP(Network):
@@ -48,7 +49,8 @@ class MLP(Network):
 
     def middle(self, s: Tensor) -> Tensor:
         """Return the activations of the last hidden layer."""
-        return self.layers(s)
+        z: Tensor = self.layers(s)
+        return z
 
     def wires(self) -> dict[str, Wire]:
         """Return one width group per hidden layer."""

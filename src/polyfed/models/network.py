@@ -52,7 +52,8 @@ class Network(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits."""
-        return self.head(self.features(x))
+        logits: Tensor = self.head(self.features(x))
+        return logits
 
     def width_groups(self) -> Groups:
         """Return the hidden-channel axes of every tensor, see `polyfed.models.width`."""

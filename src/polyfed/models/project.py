@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -40,7 +41,8 @@ def _head_input_axis(model: nn.Module) -> Axis:
     """Return the width group at the input of a scalable model's head."""
     if not hasattr(model, "width_groups") or not isinstance(model.head, nn.Linear):
         return None
-    return model.width_groups()[f"{_head_name(model)}.weight"][1]
+    width_groups = cast(Callable[[], Groups], model.width_groups)
+    return width_groups()[f"{_head_name(model)}.weight"][1]
 
 
 def _without_head(model: nn.Module) -> nn.Module:
@@ -60,16 +62,17 @@ class Projected(nn.Module):
         super().__init__()
         self.kind = kind
         self.feature_dim = d
-        self.num_classes = model.num_classes
+        self.num_classes = cast(int, model.num_classes)
         self._feature_axis = _head_input_axis(model) if kind == "linear" else None
-        self.model = _without_head(model)
-        self.projection = nn.Linear(model.feature_dim, d) if kind == "linear" else nn.AdaptiveAvgPool1d(d)
-        self.head = nn.Linear(d, model.num_classes)
+        self.model: Any = _without_head(model)  # torch declares every attribute of a module a tensor or a module
+        self.projection = nn.Linear(cast(int, model.feature_dim), d) if kind == "linear" else nn.AdaptiveAvgPool1d(d)
+        self.head = nn.Linear(d, self.num_classes)
 
     @property
     def stem(self) -> Callable[[Tensor], Tensor]:
         """The stem of the inner model."""
-        return self.model.stem
+        stem: Callable[[Tensor], Tensor] = self.model.stem
+        return stem
 
     @property
     def middle(self) -> Callable[[Tensor], Tensor]:
@@ -91,11 +94,13 @@ class Projected(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """Return the projected features."""
-        return self.projection(self.model.features(x))
+        z: Tensor = self.projection(self.model.features(x))
+        return z
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of the new head."""
-        return self.head(self.features(x))
+        logits: Tensor = self.head(self.features(x))
+        return logits
 
     def _width_groups(self) -> Groups:
         held = self.model.state_dict()

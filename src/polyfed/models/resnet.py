@@ -111,7 +111,9 @@ class ConvNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the map before its activation."""
         x = self.conv(x)
-        return x if self.norm is None else self.norm(self.scaler(x))
+        if self.scaler is not None and self.norm is not None:
+            x = self.norm(self.scaler(x))
+        return x
 
     def wires(self, name: str, source: str | None, target: str) -> dict[str, Wire]:
         """Return the wires of the layers, under a prefix."""
@@ -129,7 +131,8 @@ class Activation(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the activated map."""
-        return self.norm(self.scaler(x)).relu()
+        x = self.norm(self.scaler(x))
+        return x.relu()
 
 
 class Stem(nn.Module):
@@ -170,12 +173,15 @@ class Block(nn.Module):
         residual = x if self.shortcut is None else self.shortcut(x)
         for layer in self.layers[:-1]:
             x = layer(x).relu()
-        return (self.layers[-1](x) + residual).relu()
+        x = self.layers[-1](x) + residual
+        return x.relu()
 
     def wires(self, name: str, source: str, target: str) -> dict[str, Wire]:
         """Return the wires of the layers, under a prefix."""
-        wires, last = {}, source
+        wires: dict[str, Wire] = {}
+        last = source
         for number, layer in enumerate(self.layers):
+            assert isinstance(layer, ConvNorm)
             goal = target if number == len(self.layers) - 1 else f"{name}.{number}"
             wires |= layer.wires(f"{name}.layers.{number}", last, goal)
             last = goal
@@ -197,7 +203,8 @@ class PreBlock(nn.Module):
         """Return the sum, not activated."""
         activated = self.before1(x)
         residual = x if self.shortcut is None else self.shortcut(activated)
-        return self.conv2(self.before2(self.conv1(activated))) + residual
+        x = self.conv2(self.before2(self.conv1(activated))) + residual
+        return x
 
     def wires(self, name: str, source: str, target: str) -> dict[str, Wire]:
         """Return the wires of the layers, under a prefix."""
@@ -222,6 +229,8 @@ class ResNet(Network):
         Biases on the convolutions (pre-activation only).
     """
 
+    stem: Stem
+
     def __init__(
         self,
         input_shape: Sequence[int],
@@ -243,7 +252,8 @@ class ResNet(Network):
         self.stem = Stem(image_channels, inputs, stem, rate, pre, bias)
         stages = []
         for number, (count, full) in enumerate(zip(blocks, channels, strict=True)):
-            stage, width = [], scaled(full, rate)
+            stage: list[Block | PreBlock] = []
+            width = scaled(full, rate)
             for place in range(count):
                 stride = 2 if number and not place else 1
                 project = stride > 1 or full_inputs != full * growth
@@ -262,15 +272,18 @@ class ResNet(Network):
     def middle(self, s: Tensor) -> Tensor:
         """Return the channel means of the last map."""
         s = self.stages(s)
-        return (s if self.last is None else self.last(s)).mean((2, 3))
+        s = s if self.last is None else self.last(s)
+        return s.mean((2, 3))
 
     def wires(self) -> dict[str, Wire]:
         """Return the groups: one per stage (residual additions tie its blocks) and one per inner convolution."""
         wires, source = self.stem.first.wires("stem.first", None, "stem"), "stem"
         for number, stage in enumerate(self.stages):
+            assert isinstance(stage, nn.Sequential)
             # Without a projection the stage adds onto its input, so it is tied to what came before.
             target = source if stage[0].shortcut is None else f"stages.{number}"
             for place, block in enumerate(stage):
+                assert isinstance(block, Block | PreBlock)
                 wires |= block.wires(f"stages.{number}.{place}", source, target)
                 source = target
         if self.last is not None:

@@ -58,7 +58,8 @@ class Decoder(nn.Module):
     def forward(self, latent: Tensor) -> Tensor:
         """Return images with values in [0, 1]."""
         _, height, width = self.image_shape
-        return self.layers(latent.unflatten(1, self.start))[..., :height, :width]
+        images: Tensor = self.layers(latent.unflatten(1, self.start))
+        return images[..., :height, :width]
 
 
 class UpConv(nn.Module):
@@ -72,4 +73,5 @@ class UpConv(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the map, twice as large for stride 2."""
-        return self.activation(self.norm(self.conv(x)))
+        x = self.activation(self.norm(self.conv(x)))
+        return x

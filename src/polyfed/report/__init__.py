@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from polyfed.report.runs import Study, study
 
 if TYPE_CHECKING:
-    import pandas
+    import pandas  # type: ignore[import-untyped]
 
 __all__ = ["Study", "export", "figure", "study", "table", "to_latex", "to_markdown", "write_report"]
 

@@ -42,8 +42,8 @@ def commands(study: Study) -> list[str]:
         return [f"{line} --seed {study.seeds[0]}"] if line else []
     seeds: dict[str, list[int]] = {}  # by command without its seed
     for run in study.all:
-        experiment = _experiment(run.config)
-        line = None if experiment is None else _line(["polyfed", "run"], experiment)
+        own = _experiment(run.config)
+        line = None if own is None else _line(["polyfed", "run"], own)
         if line is None:
             return []
         seeds.setdefault(line, []).append(run.seed)

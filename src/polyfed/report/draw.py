@@ -6,7 +6,7 @@ from html import escape
 from math import ceil, floor, log10
 from typing import Any
 
-import plotly.graph_objects as go
+import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from polyfed.report.charts import Axis, Chart, Series
 from polyfed.report.style import FONT, GRID, INK, MUTED, SURFACE, faded

@@ -12,10 +12,10 @@ from typing import Any
 
 from jinja2 import Environment
 from markupsafe import Markup
-from plotly.offline import get_plotlyjs
+from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
 from polyfed.core.errors import InputError
-from polyfed.report import again, charts, tables, words
+from polyfed.report import again, charts, statistics, tables, words
 from polyfed.report.draw import to_plotly
 from polyfed.report.runs import LOCAL, Run, Study
 from polyfed.report.style import dark_colours
@@ -48,7 +48,7 @@ def render(study: Study, targets: Sequence[float] | None = None) -> str:
         },
         charts=drawn,
         missing=missing,
-        baseline=tables.statistics.baseline(study),
+        baseline=statistics.baseline(study),
         local=LOCAL in study.runs,
         seeds=study.seeds,
         settings=_settings(study),

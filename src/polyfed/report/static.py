@@ -48,8 +48,8 @@ def to_matplotlib(chart: Chart) -> Figure:
         _draw(axes, series)
     for level in chart.levels:
         axes.axhline(level.value, color=level.look.colour, linestyle=":", linewidth=1.2)
-        at = {"xy": (0, level.value), "xycoords": ("axes fraction", "data"), "ha": "left", "va": "bottom"}
-        axes.annotate(level.name, fontsize=8, color=level.look.colour, **at)
+        at: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "ha": "left", "va": "bottom"}
+        axes.annotate(level.name, (0, level.value), fontsize=8, color=level.look.colour, **at)
     _axis(axes, axes.xaxis, chart.x, "x")
     _axis(axes, axes.yaxis, chart.y, "y")
     for side in ("top", "right", "left", "bottom"):
@@ -114,16 +114,16 @@ def _draw(axes: Axes, series: Series) -> None:
         mean = series.look.symbol == "line-ns"
         options: dict[str, Any] = {"markersize": 14 if mean else 5, "markeredgewidth": 1.8 if mean else 0.5}
         options["markeredgecolor"] = colour if mean else "white"
-        errors = {"xerr": series.error_x, "yerr": series.error_y, "elinewidth": 1.1, "capsize": 2}
+        errors: dict[str, Any] = {"xerr": series.error_x, "yerr": series.error_y, "elinewidth": 1.1, "capsize": 2}
         axes.errorbar(series.x, series.y, fmt=marker, color=colour, label=name, **options, **errors)
         for x, y, text in zip(series.x, series.y, series.labels or [], strict=False):
             offset = (-5 if series.left else 5, 5 if series.above else -5)
-            side = {"ha": "right" if series.left else "left", "va": "bottom" if series.above else "top"}
+            side: dict[str, Any] = {"ha": "right" if series.left else "left", "va": "bottom" if series.above else "top"}
             axes.annotate(text, (x, y), offset, textcoords="offset points", fontsize=8.5, color=colour, **side)
     elif series.kind == "steps":
         axes.step(series.x, series.y, where="post", color=colour, linestyle="-", linewidth=1.1, label=name)
     else:
         if series.band is not None:
             axes.fill_between(series.x, *series.band, color=colour, alpha=BAND, linewidth=0)
-        line = {"linestyle": LINES[series.look.dash], "linewidth": 1.6, "marker": marker, "markersize": 3.5}
-        axes.plot(series.x, series.y, color=colour, label=name, **line)
+        line: dict[str, Any] = {"linestyle": LINES[series.look.dash], "linewidth": 1.6, "markersize": 3.5}
+        axes.plot(series.x, series.y, color=colour, marker=marker, label=name, **line)

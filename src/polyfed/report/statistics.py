@@ -52,7 +52,7 @@ def estimate(values: Sequence[float]) -> Estimate | None:
 @cache
 def quantile(freedom: int) -> float:
     """Return the two-sided quantile of Student's t distribution at the level of the report."""
-    from scipy.stats import t
+    from scipy.stats import t  # type: ignore[import-untyped]
 
     return float(t.ppf((1 + LEVEL) / 2, freedom))
 

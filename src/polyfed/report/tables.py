@@ -14,7 +14,7 @@ from polyfed.report.statistics import Estimate
 from polyfed.tables import amount
 
 if TYPE_CHECKING:
-    import pandas
+    import pandas  # type: ignore[import-untyped]
 
 NOTHING = "\u2013"  # a dash
 MINUS = "\u2212"  # as wide as a plus sign
