@@ -370,6 +370,7 @@ def test_a_users_own_module_takes_part():
         (AMS(top_k="most"), "top_k"),
         (AMS(normalise="softmax"), "normalise is one of none, temperature, zscore"),
         (AMS(confidence="first_norm", top_k=2), "top_k must be 1"),
+        (AMS(confidence="first_max", normalise="zscore"), "normalise must be 'none'"),
         (AMS(select="cluster"), "keep"),
         (AMS(l1=-1.0), "l1"),
         (AMS(distil="unlabelled"), "public data"),

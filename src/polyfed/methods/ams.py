@@ -110,6 +110,10 @@ class AMS(OneShot):
                 raise InputError(f"{self.name}: {field} is one of {', '.join(words)}, not '{getattr(self, field)}'.")
         if self.confidence != "logit" and self.top_k != 1:
             raise InputError(f"{self.name}: confidence='{self.confidence}' chooses one network, so top_k must be 1.")
+        if self.confidence != "logit" and self.normalise != "none":
+            raise InputError(
+                f"{self.name}: confidence='{self.confidence}' does not compare logits, so normalise must be 'none'."
+            )
         if self.select == "cluster" and self.keep < 1:
             raise InputError(f"{self.name}: select='cluster' needs keep, the number of groups.")
         for field in ("keep", "distil_temperature"):
