@@ -407,6 +407,7 @@ def test_a_students_own_module_is_trained_in_place(x):
     ("given", "options", "words"),
     [
         ((), {}, "at least one network"),
+        (("mlp:1x8",), {"confidence": "first_norm", "normalise": "zscore"}, "normalise must be 'none'"),
         (("mlp:1x8",), {"method": "ams-top2"}, "did you mean 'ams-topk'|did you mean 'ams-top1'"),
         (("mlp:1x8",), {"mask_absent": True}, "counts"),
         (("mlp:1x8",), {"counts": [[1, 2], [3, 4]]}, "a row for each of 1 networks"),

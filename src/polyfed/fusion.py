@@ -206,6 +206,8 @@ def _selection(
     if confidence != "logit":
         if k != 1:
             raise InputError(f"confidence='{confidence}' chooses one network: use method 'ams-top1'.")
+        if normalise != "none":
+            raise InputError(f"confidence='{confidence}' does not compare logits, so normalise must be 'none'.")
         for place, network in enumerate(networks):
             if not (hasattr(network, "stem") and hasattr(network, "middle")):
                 raise InputError(
