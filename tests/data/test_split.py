@@ -64,6 +64,13 @@ def test_validation_does_not_depend_on_other_clients():
     assert rows_of(three.validation[0]) == rows_of(one.validation[0])
 
 
+@pytest.mark.parametrize("share", [-0.5, 1.0, 7.0])
+def test_separate_parts_refuse_an_impossible_share_for_validation(share):
+    part = np.zeros((4, 2), np.float32), np.array([0, 1, 0, 1])
+    with pytest.raises(InputError, match=f"validation={share}"):
+        Clients.from_parts([part], test=part, validation=share)
+
+
 def test_a_client_always_keeps_a_training_sample():
     clients = split(toy(10), clients=10, validation=0.9)
     assert all(len(samples) == 1 for samples in clients.train)

@@ -633,6 +633,7 @@ def test_small_clients_missing_classes_and_partial_participation(options, public
         ({"logit_aux": -0.5}, ("logit_aux", "negative")),
         ({"aggregation": "none", "distill": "none"}, ("nothing is shared", "local")),
         ({"aggregation": "none", "digest_loss": "l3"}, ("digest_loss", "l1")),
+        ({"view": "same_arch"}, ("widest network", "view is 'prefix'", "same_arch")),
         ({"buffers": "local", "static_bn": False}, ("buffers='local'", "static_bn=True")),
     ],
 )

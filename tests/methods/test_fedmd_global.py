@@ -184,7 +184,6 @@ def test_copy_logits_once_are_those_of_every_batch_and_the_copy_stays():
     run = federation(method, models=(BN,), training=pf.Training(epochs=2, batch_size=7, lr=0.05))
     client = party(run, 2)
     frozen = copy.deepcopy(client.main).eval()
-    kept = {name: tensor.clone() for name, tensor in frozen.state_dict().items()}
     student = copy.deepcopy(client.main)
     work = method.revisit(client, run.ctx)
     stage = next(work)
@@ -212,8 +211,7 @@ def test_copy_logits_once_are_those_of_every_batch_and_the_copy_stays():
     assert len(orders) == 2 * 5
     for name, tensor in client.main.state_dict().items():
         torch.testing.assert_close(tensor, student.state_dict()[name], atol=1e-5, rtol=1e-4)
-    assert torch.equal(stage.columns["copy"], column)
-    assert all(torch.equal(tensor, kept[name]) for name, tensor in frozen.state_dict().items())
+    assert torch.equal(stage.columns["copy"], column)  # the copy M'_k exists as its outputs only
     torch.testing.assert_close(column, frozen(client.train.inputs()).detach())
 
 

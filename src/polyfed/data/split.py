@@ -61,8 +61,6 @@ def split(
     if not isinstance(data, Dataset):
         data = load(data)
     partitioner = as_partitioner(by)
-    if not 0 <= validation < 1:
-        raise InputError(f"validation={validation} is not possible: give a share of at least 0 and below 1.")
     shared = make_public(data, public, seed)
     rows = np.setdiff1d(np.arange(len(data.train)), shared.rows)
     columns = {key: values[rows] for key, values in data.columns.items()}
@@ -107,6 +105,8 @@ def from_recipe(recipe: Mapping[str, Any]) -> Clients:
 def _assemble(
     data: Dataset, parts: Sequence[np.ndarray], seed: int, validation: float, public: Public, recipe: dict[str, Any]
 ) -> Clients:
+    if not 0 <= validation < 1:
+        raise InputError(f"validation={validation} is not possible: give a share of at least 0 and below 1.")
     digest = hashlib.sha256(f"{data.fingerprint}|{public.fingerprint}".encode())
     digest.update(public.rows.astype(np.int64).tobytes())
     train: list[Samples] = []

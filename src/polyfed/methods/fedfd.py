@@ -155,6 +155,11 @@ class FedFD(HeteroFL):
             self.exchange.check()
             if self.distill == "none":
                 raise InputError(f"{self.name}: without aggregation and distillation nothing is shared: use 'local'.")
+        elif self.distill != "none" and self.view not in ("prefix", "full"):
+            raise InputError(
+                f"{self.name}: the server distils into the widest network, which holds every client's slice: "
+                f"view is 'prefix', not '{self.view}'."
+            )
         elif self.distill != "none" and self.buffers == "local" and not self.static_bn:
             raise InputError(
                 f"{self.name}: buffers='local' leaves the global network without BatchNorm statistics: "

@@ -4,7 +4,8 @@ Shi, Radu, Yang, "Closing the Gap between Client and Global Model Performance in
 
 FedMD with a global model of the server's own architecture, which learns from the same mean logits as the clients. The
 local update makes a client forget part of what it has just distilled; LwoF holds its outputs on private inputs close to
-those of its own copy from before the update.
+those of its own copy from before the update. (In FedMD's words, which the code uses: the global update at a client is
+the digest, the local update the revisit.)
 
 Deviations:
     The paper is silent on the temperature: rho = 2, as in the original LwF, without a factor rho^2 (`scale_rho2`).
@@ -115,7 +116,8 @@ class FedMDGlobal(FedMD):
 
     def plan(self) -> Plan:
         """Do as FedMD does, and measure the clients between distillation and local update."""
-        pretrain = replace(PRETRAIN, up=self.global_model and self.server_init == "public")  # wakes the server
+        # With `up` the step ends in `fuse`, where the server trains its own model; nothing is sent for that.
+        pretrain = replace(PRETRAIN, up=self.global_model and self.server_init == "public")
         return Plan(before=(pretrain,), round=(LOGITS, replace(DIGEST, evaluate="distilled"), REVISIT))
 
     # --- server ---
@@ -127,8 +129,8 @@ class FedMDGlobal(FedMD):
 
     def build_global(self, ctx: Context) -> nn.Module:
         """Return M_g with its initial weights."""
-        largest = largest_first(ctx.blueprints)[0]
         if self.server_model is None:
+            largest = largest_first(ctx.blueprints)[0]
             if largest.build is None:
                 raise InputError(
                     f"{self.name}: the server cannot build {largest.name}, the largest of the clients' models: "
