@@ -260,7 +260,9 @@ class FedIN(FedProx):
 
     def joint_loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
         """Return l_IN + kappa·l_local: its gradient is the rule itself where kappa also scales the middle's G_local."""
-        return self.feature_loss(nets, batch, aux) + self.kappa * self.loss(nets, batch, aux)
+        # The local pass moves BatchNorm's statistics, which the backward pass of a single pair still reads: it goes first.
+        local = self.loss(nets, batch, aux)
+        return self.feature_loss(nets, batch, aux) + self.kappa * local
 
     def alleviate(self, gradients: tuple[Grads, ...], aux: Aux) -> Grads:
         """Return Z for the middle and kappa·G_local for the rest, from (G_local, G_IN); `none` needs only their sum."""
