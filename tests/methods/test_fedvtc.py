@@ -167,11 +167,22 @@ def test_both_losses_are_those_of_the_definition(options, classes):
         method, client, z, batch, scratch[1], scratch[0].features, classes
     )
     torch.testing.assert_close(method.model_loss(nets, batch, stage.aux), expected)
+    torch.testing.assert_close(method.joint_loss(nets, batch, stage.aux), expected)
     fixed = copy.deepcopy(main).eval()
     expected = expected_vtc_loss(
         method, client, fixed.features(batch.x), batch, copy.deepcopy(vtc), fixed.features, classes
     )
     torch.testing.assert_close(method.decoder_loss(nets, batch, stage.aux), expected)
+
+
+def test_statistics_of_the_decoder_are_those_of_reconstructed_images_only():
+    moved = []
+    for latents in ("batch", "global"):
+        method = FedVTC(dm_latents=latents)
+        client, stage, batch = losses_of(method)
+        method.decoder_loss({name: Net(module) for name, module in client.models.items()}, batch, stage.aux)
+        moved.append({name: t.clone() for name, t in client.models["vtc"].named_buffers()})
+    assert all(torch.equal(moved[0][name], moved[1][name]) for name in moved[0])
 
 
 @pytest.mark.parametrize("term", ["kl_weight", "rec_weight", "lambda_dm"])
@@ -323,6 +334,22 @@ def test_each_alternating_step_needs_less_memory_than_the_joint_one(spec):
     assert first["gradients"] + second["gradients"] == together["gradients"]
     assert second["activations"] < together["activations"]  # the pass of real images leaves nothing behind
     assert first["parameters"] == second["parameters"] == together["parameters"]
+
+
+@pytest.mark.parametrize(
+    "classes, latents, gigabytes", [(10, 980, 0.70), (10, 4096, 2.90), (100, 4096, 26.49), (200, 4096, 52.71)]
+)
+def test_messages_of_the_rounds_have_the_size_of_the_papers_cost_table(classes, latents, gigabytes):
+    """Its Table 2: 8000 messages each way; its figures include the decoders' single trip, at most 0.02 GB."""
+    number = torch.uint8 if classes <= 256 else torch.int16
+    message = Message(
+        data={
+            "prototypes": torch.zeros(classes, latents),
+            "classes": torch.zeros(classes, dtype=number),
+            "sigma": torch.zeros(latents),
+        }
+    )
+    assert 0 <= gigabytes - 2 * 8000 * message.nbytes() / 1e9 < 0.03
 
 
 # --- rounds ---
@@ -708,6 +735,8 @@ def test_sizes_and_data_that_do_not_fit_are_refused(tmp_path):
         {"vtc_optimizer": "sdg"},
         {"samples_per_class": 0},
         {"joint_training": True, "vtc_lr": 0.1},
+        {"joint_training": True, "alternate": "epoch"},
+        {"vtc_upload": "round", "average_over": "all"},
     ],
     ids=str,
 )

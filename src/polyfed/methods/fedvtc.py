@@ -9,10 +9,12 @@ decoded from the global class Gaussians, of all classes alike. Equation numbers 
 Deviations:
     The paper's formulas were rebuilt from its prose and its cost table; where it is silent a field has the alternative
     (`prior_cov`, `dm_mode`, `dm_latents`, `rec_reduction`, `alternate`, `keep_sigma`, `average_over`).
-    Backbones reach the common latent size p by a linear map without activation (the run option `feature_dim`).
+    Backbones of another size reach the common latent size p by a linear map without activation (the run option
+    `feature_dim`); features that have this size already are taken as they are, also where they are not negative.
     Before a class has a global prototype, its KL term has no pull on the mean and it takes no part in matching.
-    The number of fine-tuning rounds R is T/20, which the paper's cost table implies; a client that never trained sends
-    no decoder, and after `vtc_upload="round"` no further upload is needed.
+    The number of fine-tuning rounds R is T/20 (rounded), which the paper's cost table implies; they are one stage, so a
+    decay of the learning rate runs on. A client that never trained sends no decoder, and after `vtc_upload="round"` no
+    further upload is needed.
     A client with a single sample is not skipped: its norm layers use their running statistics.
     With `alternate="epoch"` the optimisers start anew each epoch.
     Class numbers travel with the prototypes (one byte each), and the decoder's BatchNorm statistics with its weights.
@@ -93,7 +95,8 @@ class VTC(nn.Module):
 class FedVTC(Method):
     """Exchange prototypes, train a decoder on the side, fine-tune on decoded images of all classes.
 
-    With `rec_weight=0, kl_weight=0, lambda_dm=0, finetune=False` it is local training exactly.
+    With `rec_weight=0, kl_weight=0, lambda_dm=0, finetune=False` it is local training exactly, but for a last batch of
+    one sample: it joins the batch before it, since the decoder has BatchNorm.
 
     Parameters
     ----------
@@ -176,6 +179,10 @@ class FedVTC(Method):
                 raise InputError(f"{self.name}: {field} must be above 0, got {value}.")
         if self.joint_training and (self.vtc_lr is not None or self.vtc_optimizer is not None):
             raise InputError(f"{self.name}: joint_training has one optimizer, leave out vtc_lr and vtc_optimizer.")
+        if self.joint_training and self.alternate != "batch":
+            raise InputError(f"{self.name}: joint_training takes no turns, leave out alternate.")
+        if self.vtc_upload == "round" and self.average_over != "trained":
+            raise InputError(f"{self.name}: with vtc_upload='round' those who trained are averaged: no average_over.")
 
     def misfit(self, blueprints: Mapping[str, Blueprint], input_shape: tuple[int, ...]) -> str | None:
         """Return what to do when the latents do not fill the decoder's first map."""
@@ -334,7 +341,7 @@ class FedVTC(Method):
             return loss
         if self.dm_latents == "global":
             centre = torch.where(known.unsqueeze(1) > 0, prototype, z)
-            images = vtc(reparameterised(centre, aux["global_sd"], batch["latents"]))
+            images = vtc.still()(reparameterised(centre, aux["global_sd"], batch["latents"]))  # statistics: of Eq. 1
         features = main.features((images - aux["mean"]) / aux["std"])
         matching = distribution_matching(features, batch.y, aux["prototypes"], aux["known"], self.dm_mode)  # Eq. 5
         return loss + self.lambda_dm * matching
