@@ -259,8 +259,10 @@ class FedIN(FedProx):
         return F.mse_loss(net.middle(aux["s_in"]), aux["s_out"])
 
     def joint_loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
-        """Return l_IN + kappa·l_local: its gradient is the rule itself where kappa also scales the middle's G_local."""
-        # The local pass moves BatchNorm's statistics, which the backward pass of a single pair still reads: it goes first.
+        """Return l_IN + kappa·l_local, whose gradient is the rule itself: kappa is lambda/2 for `simple`, 1 for `none`."""
+        if len(aux["s_in"]) > 1:
+            return self.feature_loss(nets, batch, aux) + self.kappa * self.loss(nets, batch, aux)
+        # Local first: it moves the statistics of BatchNorm, which the backward pass of a single pair still reads.
         local = self.loss(nets, batch, aux)
         return self.feature_loss(nets, batch, aux) + self.kappa * local
 
