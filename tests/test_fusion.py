@@ -131,6 +131,18 @@ def test_pfnm_and_average_are_not_applicable_to_mixed_depths():
         fuse(networks("cnn:3-5,bn", "cnn:3-5,bn"), "pfnm", input_shape=SHAPE)
 
 
+def test_pfnm_is_not_applicable_to_networks_that_differ_in_more_than_width():
+    def perceptron(activation, first=True, last=True):
+        return nn.Sequential(nn.Linear(6, 5, bias=first), activation, nn.Linear(5, 4, bias=last))
+
+    relu = perceptron(nn.ReLU())
+    for other in (perceptron(nn.Tanh()), perceptron(nn.ReLU(), last=False), perceptron(nn.ReLU(), first=False)):
+        for pair in ([relu, other], [other, relu]):
+            with pytest.raises(InputError, match="network 0 and network 1 differ in more than their widths"):
+                fuse(pair, "pfnm")
+    assert fuse([relu, perceptron(nn.ReLU())], "pfnm")(torch.rand(3, 6)).shape == (3, 4)
+
+
 # --- the block-diagonal form ---
 
 
@@ -165,6 +177,9 @@ def test_the_block_form_is_refused_where_it_does_not_exist():
     for models in (networks("mlp:1x8", "mlp:2x8"), networks("cnn:3-5", "cnn:3-5")):
         with pytest.raises(InputError, match="not applicable"):
             fuse_blockdiag(models)
+    normed = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 4))
+    with pytest.raises(InputError, match=r"block-diagonal form is not applicable.*BatchNorm1d"):
+        fuse_blockdiag([normed, normed])
 
 
 # --- saved, reloaded, exported ---
@@ -419,6 +434,8 @@ def test_a_students_own_module_is_trained_in_place(x):
         (("mlp:1x8",), {"select": "best"}, "select is one of"),
         (("mlp:1x8",), {"method": "ensemble", "weights": "class"}, "counts"),
         (("mlp:1x8", "mlp:1x8"), {"method": "average", "weights": [1.0]}, "one number for each of 2"),
+        (("mlp:1x8", "mlp:1x8"), {"method": "average", "weights": "samples"}, "weights='samples' needs counts"),
+        (("mlp:1x8", "mlp:1x8"), {"method": "average", "weights": "class"}, "'samples' or 'uniform'"),
         (("cnn:3-5",), {"distil_into": "mlp:1"}, "input_shape"),
     ],
 )

@@ -34,6 +34,7 @@ from polyfed.fused import (
     read_state,
     write_fused,
 )
+from polyfed.methods.pfnm import check_alike
 from polyfed.models import build, signature
 from polyfed.ops.aggregate import weighted_mean
 from polyfed.ops.chain import read_chain, sample_inputs, weight_layers, write_chain
@@ -84,8 +85,9 @@ def fuse(
         `[J, C]`, how many training samples of each class each network saw: for `mask_absent`, `select="greedy"`,
         `weights="class"`, PFNM's class weighting and distillation without data.
     weights
-        For `average`, one number for each network (None: the sums of `counts`, or equal). For `ensemble`, `"class"`
-        weighs networks class by class. For `select="cluster"`, their sizes.
+        For `average`, one number for each network, `"samples"` (the sums of `counts`) or `"uniform"`; None: `samples`
+        where `counts` are given. For `ensemble`, `"uniform"` (also None), or `"class"`: class by class. For
+        `select="cluster"`, their sizes, as for `average`.
     space
         For `ensemble`: `prob` or `logit`.
     normalise, temperatures, mask_absent, confidence
@@ -165,9 +167,15 @@ def fuse_blockdiag(
     """
     models = list(models)
     check_networks(models)
+    for place, model in enumerate(models):
+        for name, layer in model.named_modules():
+            if not isinstance(layer, nn.Linear) and next(layer.parameters(recurse=False), None) is not None:
+                raise InputError(
+                    "The block-diagonal form is not applicable: it needs fully connected networks of one depth, but "
+                    f"layer '{name}' of network {place} is a {type(layer).__name__}."
+                )
     layers = [weight_layers(model) for model in models]
-    dense = all(isinstance(layer, nn.Linear) for own in layers for _, layer in own)
-    if not dense or len({len(own) for own in layers}) > 1:
+    if len({len(own) for own in layers}) > 1:
         raise InputError("The block-diagonal form is not applicable: it needs fully connected networks of one depth.")
     weights = [[layer.weight.detach() for _, layer in own] for own in layers]
     biases = [[None if layer.bias is None else layer.bias.detach() for _, layer in own] for own in layers]
@@ -257,6 +265,7 @@ def _pfnm(
                 "use 'ams-top1' or 'ensemble', which take any."
             )
     chains = [read_chain(network, shape) for network in networks]
+    check_alike({f"network {place}": network for place, network in enumerate(networks)}, shape)
     shares = None if table is None else list(class_weights(table))
 
     def candidate(settings: Matching) -> nn.Module:
@@ -382,6 +391,8 @@ def _sizes(weights: Sequence[float] | str | None, table: Tensor | None, number: 
     if weights is None or isinstance(weights, str):
         if weights not in (None, "uniform", "samples"):
             raise InputError(f"weights is a list of numbers, 'samples' or 'uniform' here, not '{weights}'.")
+        if weights == "samples" and table is None:
+            raise InputError("weights='samples' needs counts=[...]: the samples of each class that each network saw.")
         counted = table is not None and weights != "uniform"
         return [float(n) for n in table.sum(dim=1)] if counted and table is not None else [1.0] * number
     if len(weights) != number or min(weights) < 0 or sum(weights) <= 0:

@@ -267,7 +267,7 @@ def test_distillation_without_data_makes_inputs_for_the_classes_that_a_client_ha
 
 def test_the_student_has_an_optimiser_of_its_own():
     method = AMS(distil="unlabelled", student="mlp:1x5", distil_epochs=3, distil_lr=0.02)
-    training = pf.Training(epochs=2, batch_size=8, lr=0.05, decay=0.5, weight_decay=0.1)
+    training = pf.Training(epochs=2, batch_size=8, lr=0.05, decay=0.5, weight_decay=0.1, clip=1e-3)
     settings = Settings(1, 0, training, pf.Participation())
     federation, _ = prepare(method, problem(public=12), MIXED, settings)
     stages, original = [], federation.ctx.run_stage
@@ -281,6 +281,7 @@ def test_the_student_has_an_optimiser_of_its_own():
     (stage,) = stages
     training = stage.training
     assert (training.optimizer, training.lr, training.decay, training.weight_decay) == ("adam", 0.02, 1.0, 0.0)
+    assert training.clip is None and training.batch_size == 8  # the run's batches
     x = federation.server.public.inputs()
     expected = method.ams_scores(federation.server, x, federation.ctx).detach()
     assert torch.equal(stage.columns["target"], expected) and stage.epochs == 3
@@ -375,6 +376,9 @@ def test_a_users_own_module_takes_part():
         (AMS(l1=-1.0), "l1"),
         (AMS(distil="unlabelled"), "public data"),
         (AMS(distil_epochs=0), "distil_epochs"),
+        (AMS(distil_lr=0.0), "distil_lr must be above 0"),
+        (OneShotFedAvg(pretrain_epochs=2), "pretrain_epochs"),
+        (OneShotFedAvg(view="shared:head"), "view"),
         (Ensemble(space="log"), "space is 'prob' or 'logit'"),
         (Ensemble(weights="samples"), "weights is 'uniform' or 'class'"),
     ],
@@ -444,6 +448,12 @@ def test_a_client_that_started_from_other_weights_is_named():
 def test_mixed_depths_are_refused_where_weights_are_averaged():
     with pytest.raises(InputError, match=r"oneshot_fedavg needs the same architecture .* client 1 has mlp:3x8.*ams"):
         pf.run(OneShotFedAvg(), problem(), ["mlp:1x8", "mlp:3x8"], training=SHORT)
+
+
+def test_one_shot_fedavg_refuses_statistics_that_stay_with_the_clients():
+    with pytest.raises(InputError, match=r"oneshot_fedavg needs .*statistics.*buffers to 'average'"):
+        pf.run(OneShotFedAvg(buffers="local"), problem(), ["cnn:4-6,bn"], training=SHORT)
+    assert pf.run(OneShotFedAvg(buffers="local"), problem(), ["mlp:1x8"], training=SHORT).accuracy()["global"] > 0
 
 
 # --- the claim of the paper ---

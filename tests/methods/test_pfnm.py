@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import polyfed as pf
 from polyfed.api import prepare
@@ -133,6 +134,44 @@ def test_mixed_depths_are_refused_with_methods_that_would_work():
         trained(PFNM(), models=["mlp:1x8", "mlp:2x8"])
 
 
+def own(activation=nn.ReLU, width=8, biases=(True, True)):
+    """A user's perceptron for `problem`, built anew for every client."""
+
+    def perceptron():
+        first, last = (nn.Linear(*sizes, bias=b) for sizes, b in zip(((6, width), (width, 4)), biases, strict=True))
+        return nn.Sequential(first, activation(), last)
+
+    return perceptron
+
+
+@pytest.mark.parametrize(
+    ("models", "words"),
+    [
+        (["mlp:1x8", own()], r"pfnm needs networks that differ in width only.*other names.*ams"),
+        ([own(biases=(True, False)), own(biases=(False, True))], r"pfnm needs networks that differ in width only"),
+        ([own(), own(nn.Tanh)], r"not applicable.*differ in more than their widths"),
+    ],
+)
+@pytest.mark.parametrize("select_on", ["none", "train"])
+def test_perceptrons_of_other_kinds_are_refused_before_training(models, words, select_on, monkeypatch):
+    monkeypatch.setattr(PFNM, "loss", lambda *given: pytest.fail("a client has trained"))
+    with pytest.raises(InputError, match=words):
+        trained(PFNM(select_on=select_on), models=models)
+
+
+def test_a_users_own_perceptrons_of_several_widths_are_matched():
+    federation = trained(PFNM(select_on="train"), models=[own(nn.Tanh), own(nn.Tanh, 5)], participation=0.67)
+    fused = federation.method.fused_module(federation.server, federation.ctx)
+    assert isinstance(fused[1], nn.Tanh)
+    assert federation.server.memory["like"] == min(federation.history[-1]["participants"])
+
+
+def test_choosing_on_a_test_set_that_the_server_does_not_have_is_refused_before_training():
+    federation = trained(PFNM())
+    with pytest.raises(InputError, match="select_on='test' needs a test set at the server"):
+        PFNM(select_on="test").setup_server(federation.server, federation.ctx.infos, federation.ctx)
+
+
 def images(clients=2):
     rng = np.random.default_rng(0)
     parts = [(rng.normal(size=(12, 1, 8, 8)).astype(np.float32), np.arange(12) % 3) for _ in range(clients)]
@@ -148,20 +187,22 @@ def test_convolutions_are_let_in_by_name_and_norms_are_not():
         trained(PFNM(convolutions=True), images(), ["cnn:3-4,bn"])
 
 
-def test_identical_clients_give_their_network_shrunk():
+@pytest.mark.parametrize("class_weighting", [False, True])
+def test_identical_clients_give_their_network_shrunk(class_weighting):
     rng = np.random.default_rng(0)
     part = (rng.normal(size=(20, 6)).astype(np.float32), np.arange(20) % 4)
     clients = pf.Clients.from_parts([part, part], test=part, num_classes=4)
     settings = Settings(1, 0, pf.Training(epochs=3, batch_size=20, lr=0.1), pf.Participation())
-    federation, _ = prepare(PFNM(class_weighting=False), clients, ["mlp:1x9"], settings)
+    federation, _ = prepare(PFNM(class_weighting=class_weighting), clients, ["mlp:1x9"], settings)
     federation.run()
     one, two = client_models(federation)
     x = clients.test.inputs()
     with torch.no_grad():
         assert torch.allclose(one(x), two(x), atol=1e-6)  # full batches: the same training
         fused = write_chain(one, layers_of(federation.method.fused_module(federation.server, federation.ctx)))
-        for parameter in fused.parameters():
-            parameter /= 2 / (2 + 0.1)
+        for name, parameter in fused.named_parameters():
+            copies = 1 if class_weighting and name.startswith("head") else 2  # shares of a class sum to 1
+            parameter /= copies / (copies + 0.1)
         assert torch.allclose(fused(x), one(x), atol=1e-5)
     assert federation.history[-1]["pfnm"]["widths"] == [9]
     assert read_chain(one)[0].weight.shape == (9, 6, 1)

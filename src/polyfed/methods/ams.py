@@ -12,7 +12,8 @@ Deviations:
     the first layer) without details; `distil`, `select` and `confidence` are our reading of them.
     `normalise` and `mask_absent` are not in the paper. With `mask_absent` a network abstains from classes it has no
     samples of; among several chosen networks only those that know a class are summed for it.
-    The fused predictor is not sent back; clients keep their own networks and are measured with them.
+    The fused predictor is not sent back; clients keep their own networks and are measured with them
+    (under `own`).
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ class AMS(OneShot):
         Distil AMS into one small model: `unlabelled` with public data, `zero_shot` with inputs made from the networks.
     distil_temperature, distil_epochs, distil_lr
         Of the distillation, T²·KL(teacher || student); a temperature of 0 stands for 2, or 20 for `zero_shot`.
+        Batches are as large as the run's.
     impressions, impression_steps
         For `zero_shot`: inputs for each class and network, and optimisation steps.
     """
@@ -119,6 +121,8 @@ class AMS(OneShot):
         for field in ("keep", "distil_temperature"):
             if getattr(self, field) < 0:
                 raise InputError(f"{self.name}: {field} must not be negative, got {getattr(self, field)}.")
+        if self.distil_lr <= 0:
+            raise InputError(f"{self.name}: distil_lr must be above 0, got {self.distil_lr}.")
         for field in ("distil_epochs", "impressions", "impression_steps"):
             if getattr(self, field) < 1:
                 raise InputError(f"{self.name}: {field} must be at least 1, got {getattr(self, field)}.")
@@ -224,7 +228,7 @@ class AMS(OneShot):
         with torch.no_grad():
             target = torch.cat([self.ams_scores(server, x.to(ctx.device), ctx) for x, _ in data.chunks(CHUNK)])
         training = replace(
-            ctx.training, optimizer="adam", lr=self.distil_lr, decay=1.0, round_decay=1.0, weight_decay=0.0
+            ctx.training, optimizer="adam", lr=self.distil_lr, decay=1.0, round_decay=1.0, weight_decay=0.0, clip=None
         )
         stage = Stage(
             self.distance,

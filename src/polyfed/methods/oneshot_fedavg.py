@@ -21,7 +21,7 @@ from torch import Tensor
 from polyfed.core.errors import InputError
 from polyfed.core.message import Message, State
 from polyfed.core.method import Local, Plan, Step
-from polyfed.core.party import ClientInfo, Context, Party, state_of
+from polyfed.core.party import Blueprint, ClientInfo, Context, Party, state_of
 from polyfed.core.stage import Aux, Batch
 from polyfed.methods.ensemble import l1_norm
 from polyfed.methods.fedavg import FedAvg
@@ -33,6 +33,8 @@ class OneShotFedAvg(FedAvg):
 
     Parameters
     ----------
+    weighting
+        As in FedAvg. `view`, `buffers` and `pretrain_epochs` are inherited: all tensors are averaged, in one round.
     l1
         Weight of the L1 norm of all parameters in local training; 0 is plain cross-entropy.
     """
@@ -47,10 +49,20 @@ class OneShotFedAvg(FedAvg):
     l1: float = 1e-7
 
     def check(self) -> None:
-        """Refuse a negative penalty."""
+        """Refuse a negative penalty, and fields of FedAvg that mean nothing here."""
         super().check()
+        if self.pretrain_epochs:
+            raise InputError(f"{self.name}: pretrain_epochs must be 0, since there is one round and nothing before it.")
+        if self.view.startswith("shared"):
+            raise InputError(f"{self.name}: view '{self.view}' leaves layers out, so there would be no global model.")
         if self.l1 < 0:
             raise InputError(f"{self.name}: l1 must not be negative, got {self.l1}.")
+
+    def misfit(self, blueprints: Mapping[str, Blueprint], input_shape: tuple[int, ...]) -> str | None:
+        """Return what to set when the global model would lack its statistics."""
+        if self.buffers == "average" or not any("batchnorm" in b.properties for b in blueprints.values()):
+            return None
+        return "the clients' BatchNorm statistics for its global model: set buffers to 'average'"
 
     def plan(self) -> Plan:
         """One round, whatever the run asks for."""

@@ -6,8 +6,9 @@ Clients upload their networks and label counts once. The server matches hidden u
 assignment (`ops/matching.py`) and averages the matched ones; the width of the fused network is inferred.
 
 Deviations:
-    The prior pulls weights to its mean, so the fusion of identical networks is a shrunk copy of them (by the factor
-    (J/sigma²) / (J/sigma² + 1/sigma0²)); this is the method's, not undone here.
+    The prior pulls weights to its mean, so the fusion of J identical networks is a shrunk copy of them (by the factor
+    (J/sigma²) / (J/sigma² + 1/sigma0²)); this is the method's, not undone here. With `class_weighting` the weights
+    into the outputs and the output biases shrink as for J = 1, since the shares of a class sum to 1.
     Convolutions are an extension: a channel is a unit, with its outgoing kernels (and, at a flattened map, its H·W
     columns of the linear layer) as its weights.
     Searching over settings: the clients count how many of their own samples each candidate gets right. Papers choose
@@ -16,7 +17,8 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
@@ -27,10 +29,11 @@ from polyfed.core.errors import InputError
 from polyfed.core.message import Message, State
 from polyfed.core.method import Local, Plan, Step
 from polyfed.core.nets import EVAL, mode
-from polyfed.core.party import ClientInfo, Context, Party
+from polyfed.core.party import Blueprint, ClientInfo, Context, Party
 from polyfed.core.samples import Samples
 from polyfed.methods.ensemble import CHUNK, OneShot
-from polyfed.ops.chain import layers_of, load_chain, read_chain, write_chain
+from polyfed.models.contract import evaluating
+from polyfed.ops.chain import layers_of, load_chain, read_chain, sample_inputs, write_chain
 from polyfed.ops.matching import GRID, Matching, match_networks
 from polyfed.ops.selection import class_weights
 
@@ -92,6 +95,14 @@ class PFNM(OneShot):
         """Convolutional networks are let in where they are asked for."""
         return self.needs - {"mlp"} if self.convolutions else self.needs
 
+    def misfit(self, blueprints: Mapping[str, Blueprint], input_shape: tuple[int, ...]) -> str | None:
+        """Return which architectures name their tensors differently: a state of one must fit a module of the other."""
+        (first, own), *others = blueprints.items()
+        other = next((name for name, blueprint in others if list(blueprint.shapes) != list(own.shapes)), None)
+        if other is None:
+            return None
+        return f"networks that differ in width only, but the layers of {first} and {other} have other names"
+
     def selects_on_test(self) -> bool:
         """Only on the user's word."""
         return self.select_on == "test"
@@ -137,10 +148,13 @@ class PFNM(OneShot):
     # --- server ---
 
     def setup_server(self, server: Party, infos: Mapping[int, ClientInfo], ctx: Context) -> None:
-        """Check that every architecture is a chain of layers before anything trains."""
-        for blueprint in ctx.blueprints.values():
-            assert blueprint.build is not None
-            read_chain(blueprint.build(), ctx.input_shape)
+        """Check before anything trains that every architecture is a chain of layers, all of one kind."""
+        if self.select_on == "test" and server.data.validation is None:
+            raise InputError(f"{self.name}: select_on='test' needs a test set at the server, and there is none.")
+        modules = {name: blueprint.build() for name, blueprint in ctx.blueprints.items() if blueprint.build is not None}
+        for module in modules.values():
+            read_chain(module, ctx.input_shape)
+        check_alike(modules, ctx.input_shape)
 
     def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
         """Send the candidates where clients score them; nothing otherwise."""
@@ -157,13 +171,14 @@ class PFNM(OneShot):
             right = torch.stack([reply.data["right"] for reply in replies.values()]).sum(dim=0)
             self.choose(server, (right.double() / samples).tolist(), ctx)
             return
+        server.memory["like"] = min(replies)  # whose module holds the fused tensors
         server.memory["candidates"] = [self.match(replies, options, ctx) for options in self.settings()]
         if self.select_on == "none":
             self.choose(server, [], ctx)
         elif self.select_on == "test":
             data = server.data.validation
-            assert data is not None, "the round loop gives the test set to methods that select on it"
-            modules = [load_chain(self.module(min(replies), ctx), s) for s in server.memory["candidates"]]
+            assert data is not None, "setup_server has looked"
+            modules = [load_chain(self.module(server.memory["like"], ctx), s) for s in server.memory["candidates"]]
             self.choose(server, [count_right(module, data) / len(data) for module in modules], ctx)
 
     def match(self, replies: Mapping[int, Message], options: Matching, ctx: Context) -> State:
@@ -189,7 +204,7 @@ class PFNM(OneShot):
     def fused_module(self, server: Party, ctx: Context) -> nn.Module:
         """Return the fused network as a module."""
         if "fused module" not in ctx.cache:
-            ctx.cache["fused module"] = load_chain(self.module(min(ctx.infos), ctx), server.memory["fused"])
+            ctx.cache["fused module"] = load_chain(self.module(server.memory["like"], ctx), server.memory["fused"])
         module: nn.Module = ctx.cache["fused module"]
         return module
 
@@ -211,3 +226,33 @@ def count_right(module: nn.Module, data: Samples) -> int:
     device = next(module.parameters()).device
     with mode(module, EVAL):
         return sum(int((module(x.to(device)).argmax(1) == y.to(device)).sum()) for x, y in data.chunks(CHUNK))
+
+
+@torch.no_grad()
+def check_alike(modules: Mapping[str, nn.Module], input_shape: Sequence[int] | None) -> None:
+    """Refuse chains that are not the same function of the same weights: the fused network can only be like one.
+
+    Raises
+    ------
+    InputError
+        Two of them have other biases, or something else between their layers.
+    """
+    (first, own), *others = modules.items()
+    layers = layers_of(own)
+    expected = _outputs(own, input_shape)
+    for name, other in others:
+        found = None
+        if [a.bias is None for a in layers] == [b.bias is None for b in layers_of(other)]:
+            with suppress(RuntimeError, ValueError):  # kernels, maps or inputs of other sizes
+                found = _outputs(write_chain(other, layers), input_shape)
+        if found is None or found.shape != expected.shape or not torch.allclose(found, expected, rtol=1e-4, atol=1e-5):
+            raise InputError(
+                f"Matching is not applicable: {first} and {name} differ in more than their widths (biases, activations "
+                "or other layers); AMS and the ensemble take any networks."
+            )
+
+
+def _outputs(module: nn.Module, input_shape: Sequence[int] | None) -> Tensor:
+    with evaluating(module):
+        outputs: Tensor = module(sample_inputs(module, input_shape))
+    return outputs.double().cpu()

@@ -5,6 +5,9 @@ Yurochkin, Agarwal, Ghosh, Greenewald, Hoang, Khazaeni, ICML 2019. https://arxiv
 Model: global units theta_i ~ N(mu0, sigma0² I); unit l of network j is a noisy copy of one global unit, v_jl ~
 N(theta_c(j,l), 1/s_j), and no two units of one network are copies of the same global unit. How many global units there
 are is not fixed (a Beta-Bernoulli process of mass gamma). Everything is computed in float64.
+
+In the code: s = `precision`, A = `total`, S = `weight`, mu0/sigma0² = `prior`, 1/sigma0² = `prior_weight`, m =
+`counts`, J = `networks`.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ class Matching:
         Sweeps over all networks, in random order, after the first pass.
     pop_factor, cap, max_global
         Weight of the popularity term ln(m / (J - m)), limit of the count m in it, and limit of the number of global
-        units. The model gives 2 and no limits; the released program has 1, 10 and 700 (with `mu0_bias=0.1`).
+        units. The model gives 2 and no limits; the released program has 1, 10 and 700 (with `mu0_bias=0.1`). The last
+        is soft: each network may still add one unit, or as many as it has more than there are.
     """
 
     sigma2: float = 1.0
