@@ -200,7 +200,7 @@ def test_teachers_with_static_norms_use_statistics_of_the_public_data():
     for client in (1, 2):
         model = run.ctx.blueprints[NORMED[client]].build()
         model.load_state_dict(party(run, client).main.state_dict())
-        collect_statistics(model, run.server.public, 64)
+        collect_statistics(model, run.server.public, run.ctx.training.batch_size)  # as for the global network
         expected = answers(model, run.server.public, True, False)["features"]
         torch.testing.assert_close(stages[0].columns[f"feature/{NORMED[client]}"], expected)
         own = answers(party(run, client).main, run.server.public, True, False)["features"]
@@ -362,6 +362,15 @@ def test_statistics_are_those_of_the_distilled_network_on_public_data():
     assert all(torch.equal(t, found[n]) for n, t in model.state_dict().items() if "running" in n)
 
 
+@pytest.mark.parametrize("measure, collected", [("own", {NORMED[0]}), ("slice", set(NORMED))])
+def test_public_statistics_are_collected_for_the_networks_that_are_measured_with_them(measure, collected):
+    run = started(FedFD(measure=measure), NORMED)
+    before = {name: tensor.clone() for name, tensor in run.server.state.items() if "::" in name}
+    exchange(run, MAIN)
+    moved = {name for name, tensor in before.items() if not torch.equal(tensor, run.server.state[name])}
+    assert {name.split("::")[0] for name in moved} == collected
+
+
 def test_distillation_leaves_statistics_that_clients_collect_alone():
     run = started(FedFD(statistics="clients", measure="slice", **STRONG), NORMED)
     before = {name: tensor.clone() for name, tensor in run.server.state.items() if "running" in name}
@@ -458,6 +467,29 @@ def test_a_server_that_does_not_contain_the_clients_networks_is_refused(spec):
         started(FedFD(server_model=spec))
 
 
+DEEP_NARROW = ("resnet10:w4@1", "resnet14:w4@0.4")  # one family; the wider, which has more parameters, lacks blocks
+
+
+@pytest.mark.parametrize("models, server", [(DEEP_NARROW, None), (DEEP_NARROW[1:], "resnet10:w4@1")])
+def test_a_server_that_lacks_blocks_of_a_client_is_refused(models, server):
+    with pytest.raises(pf.InputError, match=r"resnet10:w4@1 does not contain resnet14:w4@0.4.*server_model"):
+        started(FedFD(server_model=server), models)
+
+
+def test_a_deeper_server_contains_the_clients_and_distils_into_every_block():
+    plain, taught = (started(FedFD(distill=d, server_model="resnet14:w4@1"), DEEP_NARROW) for d in ("none", "feature"))
+    for run in (plain, taught):
+        exchange(run, MAIN)
+    parameters = dict(taught.server.main.named_parameters())
+    assert parameters.keys() == {n for n in taught.server.state if "running" not in n}
+    assert all(torch.equal(taught.server.state[n], plain.server.state[n]) == n.startswith("head.") for n in parameters)
+
+
+def test_without_distillation_no_client_must_contain_the_others():
+    run, base = (finished(m, DEEP_NARROW, rounds=1) for m in (FedFD(distill="none"), HeteroFL(**AS_HETEROFL)))
+    assert equal(run.server.state, base.server.state)
+
+
 # --- without aggregation ---
 
 
@@ -501,6 +533,16 @@ def test_without_a_digest_clients_train_locally_exactly():
     assert run.history[-1]["bytes_down"] == 2 * 8
     digesting = finished(FedFD(**NONE), UNLIKE, **options)
     assert not same(states(digesting), states(base))
+
+
+@pytest.mark.parametrize(
+    "untaught", [{"distill_epochs": 0}, {"include_full_group": False, "logit_aux": 0.0, "server_model": "mlp:1x8"}]
+)
+def test_nobody_learns_from_a_student_that_was_not_taught(untaught):
+    models = ("cnn:4-8", "mlp:1x8")  # all as wide as the student of the second case, so that nobody teaches it
+    run = finished(FedFD(**NONE | untaught), models, rounds=3)
+    assert same(states(run), states(finished(Local(), models, rounds=3)))
+    assert [line["bytes_down"] for line in run.history] == [3 * 8] * 3 and "distill_loss" not in run.history[-1]
 
 
 def test_clients_digest_the_students_logits_on_the_subset_of_the_round():
@@ -560,7 +602,7 @@ def test_the_student_predicts_with_statistics_of_all_public_data():
     exchange(run, MAIN)
     again = build("cnn:6-12,bn", (1, 8, 8), 3)
     again.load_state_dict(run.server.main.state_dict())
-    collect_statistics(again, run.server.public, 64)
+    collect_statistics(again, run.server.public, run.ctx.training.batch_size)
     assert equal(again.state_dict(), run.server.main.state_dict())
     assert float(again.stem.norm.running_mean.abs().max()) > 0
 

@@ -127,21 +127,26 @@ def test_a_broken_parameter_gives_a_broken_matrix_and_not_a_crash():
 # --- projections ---
 
 
-@every_exact
-@pytest.mark.parametrize("inputs, outputs", [(64, 26), (7, 6), (5, 1)])
-def test_columns_are_orthonormal_before_and_after_training(orth_map, inputs, outputs):
-    module = projection(inputs, outputs, orth_map)
+def trained(module, steps):
+    """Descend on a distance to random targets; return the columns before and after, and the losses."""
     optimizer = torch.optim.SGD(module.parameters(), lr=0.5, momentum=0.9)
-    z = torch.rand(32, inputs, generator=torch.Generator().manual_seed(1))
-    target = torch.rand(32, outputs, generator=torch.Generator().manual_seed(2)) * 3
+    dtype = module.matrix.dtype
+    z = torch.rand(32, module.inputs, generator=torch.Generator().manual_seed(1)).to(dtype)
+    target = torch.rand(32, module.outputs, generator=torch.Generator().manual_seed(2)).to(dtype) * 3
     first, losses = module.columns().detach(), []
-    for _ in range(100):
+    for _ in range(steps):
         loss = feature_distance(module(z), target, "mse")
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
-    last = module.columns().detach()
+    return first, module.columns().detach(), losses
+
+
+@every_exact
+@pytest.mark.parametrize("inputs, outputs", [(64, 26), (7, 6), (5, 1)])
+def test_columns_are_orthonormal_before_and_after_training(orth_map, inputs, outputs):
+    first, last, losses = trained(projection(inputs, outputs, orth_map), 100)
     assert max(off_identity(first.T @ first), off_identity(last.T @ last)) <= 1e-5
     assert losses[-1] < losses[0]
     assert float((last - first).abs().max()) > 0.05  # it moved far and stayed orthonormal
@@ -150,16 +155,24 @@ def test_columns_are_orthonormal_before_and_after_training(orth_map, inputs, out
 @every_exact
 def test_columns_are_orthonormal_to_the_last_digits_in_double_precision(orth_map):
     module = projection(64, 26, orth_map, scale=0.1).double()
-    assert off_identity(module.columns().detach().T @ module.columns().detach()) <= (
-        1e-10 if orth_map != "series" else 1e-6
-    )
+    module.terms = 14  # the eight terms of `series` are meant for single precision
+    first, last, _ = trained(module, 100)
+    assert max(off_identity(first.T @ first), off_identity(last.T @ last)) <= 1e-10
+    assert float((last - first).abs().max()) > 0.05
 
 
-@pytest.mark.parametrize("orth_map", ["matrix_exp", "series"])
+@every_exact
 def test_columns_are_orthonormal_at_the_size_of_a_resnet(orth_map):
-    columns = projection(512, 205, orth_map).columns().detach()
-    assert columns.shape == (512, 205)
-    assert off_identity(columns.T @ columns) <= 1e-4
+    first, last, _ = trained(projection(512, 205, orth_map), 3)
+    assert last.shape == (512, 205)
+    assert max(off_identity(first.T @ first), off_identity(last.T @ last)) <= 1e-4
+    assert float((last - first).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("scale, bound", [(0.01, 4e-6), (0.05, 3e-5)])  # ||W|| = 0.6 as at the start, and 3
+def test_the_scaled_series_is_as_orthogonal_as_the_page_says(scale, bound):
+    matrix = orthogonal(drawn(512, scale), "series").double()
+    assert off_identity(matrix.T @ matrix) <= bound
 
 
 @every_exact

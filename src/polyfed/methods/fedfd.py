@@ -12,9 +12,11 @@ Deviations:
     set: softmax over features at temperature 1, SGD with momentum 0.9 and no weight decay, one epoch, and the run's
     public data. The printed argument order of the KL divergence is `kl_direction="student_teacher"`.
     Optimiser state, of projections too, is new each round.
-    A last public sample alone joins the batch before it (the paper's loop would drop it).
-    BatchNorm statistics of teachers, of the global network and of its slices are all collected on U, in one way;
-    teachers then predict with them, so that a teacher's feature does not depend on the batch.
+    With BatchNorm a last public sample alone joins the batch before it (the paper's loop would drop it).
+    BatchNorm statistics of teachers and of the global network (with `measure="slice"` also of its slices) are all
+    collected on U, in batches of the run's size; teachers then predict with them, so that a teacher's feature does not
+    depend on the batch. The clients' own models, measured by default, have statistics of the clients' own data.
+    `static_bn=False` averages running statistics entry by entry over unlike widths, which are not alike.
     `align=False` has one projection for each client of another width than the server's, and none for those of its
     width: with one client to a width it does what grouping does.
     Without alignment and orthogonality the paper's figures are those of logit distillation, so that is what is run.
@@ -74,14 +76,14 @@ class FedFD(HeteroFL):
     ----------
     distill
         `feature`; `logit`: ensemble distillation of the mean logits of all uploaded networks (FedDF); `none`: HeteroFL
-        exactly, as is `distill_epochs=0`.
+        exactly, as is `distill_epochs=0` (without aggregation that is local training).
     align
         One teacher for each architecture, the mean of its members; False: one teacher and projection for each client.
     orthogonal
         Projections with orthonormal columns; False: free matrices. With both off, `distill="logit"`.
     orth_map, terms
         From W to Q: `matrix_exp`, `series` (scaled and squared, with so many terms), `taylor` (the plain series, good
-        only for small W), `cayley`, `gram_schmidt`.
+        only for small W), `cayley`. `gram_schmidt` forms no W: it makes the columns of I + A orthonormal.
     init_scale, proj_persist
         Standard deviation of a projection's parameter at the start; keep it over rounds, or draw it anew in each.
     temperature, kl_direction, feature_loss
@@ -97,12 +99,16 @@ class FedFD(HeteroFL):
         server's is only a student, from whose logits they learn in turn.
     server_model
         The server's network as a model string (None: the largest of the clients'). With `prefix` it must contain
-        theirs; what no client holds then learns from distillation only.
+        every client's, in depth and width; what no client holds then learns from distillation only.
     subset, digest_epochs, digest_loss, digest_lr, digest_batch
         Without aggregation: public samples in a round (0: all), and how clients learn from the server's logits on them
         (see FedMD). With `digest_epochs=0` clients train locally exactly.
-    weighting, scaler, static_bn, statistics, mask, clip, measure
+    weighting, scaler, global_rate, static_bn, statistics, mask, clip, measure
         As in HeteroFL, with other defaults; without aggregation only `static_bn` counts, and for the server only.
+        Mind that `static_bn=False` averages running statistics of unlike widths.
+    view, buffers, pretrain_epochs
+        As in FedAvg, for the average only. To distil, `view` is `prefix` (or `full`, for one architecture), and
+        `buffers="local"` needs `static_bn`; the server distils after pre-training too.
     """
 
     name: ClassVar[str] = "fedfd"
@@ -209,7 +215,7 @@ class FedFD(HeteroFL):
             assert student.build is not None
             server.models["main"] = student.build().to(ctx.device)
         else:
-            if self.server_model is not None:
+            if self.server_model is not None or self.kind != "none":
                 add_widest(ctx, self.server_blueprint(ctx), self.name)
             super().setup_server(server, infos, ctx)
         if self.kind != "feature":
@@ -274,26 +280,26 @@ class FedFD(HeteroFL):
         model = replica(blueprint, ctx)
         load_state(model, reply.params["main"])
         if running_statistics(blueprint) - reply.params["main"].keys():
-            collect_statistics(model, server.public, self.distill_batch)
+            collect_statistics(model, server.public, ctx.training.batch_size)
         return answers(model, server.public, features, bool(self.logit_weight))
 
     def fuse(self, server: Party, replies: Mapping[int, Message], step: Step, ctx: Context) -> None:
-        """As HeteroFL, whose average `refine` then trains; without aggregation, train the student."""
+        """Take HeteroFL's average, Eq. (1), and train it in `refine`; without aggregation, train the student."""
         if self.aggregation != "none":
             super().fuse(server, replies, step, ctx)
             return
         server.memory["subset_seed"] = subset_seed(ctx)
         lessons = ((client, reply.data) for client, reply in replies.items())
-        self.distil(server, lessons, self.exchange.public_subset(server), ctx)
+        if self.distil(server, lessons, self.exchange.public_subset(server), ctx):
+            server.memory["taught"] = True  # until then its logits are noise, and clients get none
         if self.static_bn:
-            collect_statistics(server.main, server.public, self.distill_batch)
-        server.memory["taught"] = True
+            collect_statistics(server.main, server.public, ctx.training.batch_size)
 
-    def distil(self, server: Party, lessons: Lessons, data: Samples, ctx: Context) -> None:
-        """Train the server's network, and the projections of this round's teachers, on U."""
-        columns = self.targets(server, lessons, ctx)
-        if not columns or not self.distill_epochs:
-            return  # all clients are as wide as the server, and averaged: there is nothing to distil
+    def distil(self, server: Party, lessons: Lessons, data: Samples, ctx: Context) -> bool:
+        """Train the server's network, and the projections of this round's teachers, on U; tell whether any taught."""
+        columns = self.targets(server, lessons, ctx) if self.distill_epochs else {}
+        if not columns:
+            return False  # no epochs, or all clients are as wide as the server and averaged: nothing to distil
         if not self.proj_persist:
             self.draw_projections(server, ctx)
         training = Training(
@@ -314,6 +320,7 @@ class FedFD(HeteroFL):
             training=training,
         )
         ctx.log("distill_loss", ctx.run(stage, server, "distill"))
+        return True
 
     def targets(self, server: Party, lessons: Lessons, ctx: Context) -> dict[str, Tensor]:
         """Return the teachers as columns over the public samples: uniform means of features, Eq. (2), and of logits."""
@@ -380,14 +387,23 @@ class FedFD(HeteroFL):
 
 
 def add_widest(ctx: Context, blueprint: Blueprint, method: str) -> None:
-    """Add the server's own architecture to those that the shared tensors are laid out for."""
-    widest = largest_first(ctx.blueprints)[0]
-    if blueprint.family != widest.family or blueprint.parameters < widest.parameters:
-        raise InputError(
-            f"{method}: server_model {blueprint.name} does not contain {widest.name}: name the same network at a rate "
-            "at least as large, or aggregation='none'."
-        )
+    """Add the server's architecture, which must contain all others, to those the shared tensors are laid out for."""
+    for client in largest_first(ctx.blueprints):
+        # Blocks or channels that the server lacks would be averaged, but never distilled.
+        if blueprint.family != client.family or not contains(blueprint, client):
+            raise InputError(
+                f"{method}: the server's network {blueprint.name} does not contain {client.name}: name one of the same "
+                "family, at least as deep and as wide as every client's (server_model), or use aggregation='none'."
+            )
     ctx.blueprints.setdefault(blueprint.name, blueprint)
+
+
+def contains(large: Blueprint, small: Blueprint) -> bool:
+    """Tell whether every tensor of one architecture is a slice of the other's of that name."""
+    if not small.shapes.keys() <= large.shapes.keys():
+        return False
+    pairs = ((large.shapes[name], shape) for name, shape in small.shapes.items())
+    return all(len(a) == len(b) and all(x >= y for x, y in zip(a, b, strict=True)) for a, b in pairs)
 
 
 @torch.no_grad()

@@ -53,7 +53,8 @@ class HeteroFL(FedAvg):
         `clients` on their data or by the server on the `public` data (no labels needed, nothing more to send).
     mask
         Logits of classes that a client lacks are set to 0 in its loss, and its rows of the classifier for them do not
-        enter the mean. False, with all clients at rate 1, gives FedAvg with uniform weights exactly.
+        enter the mean. False, with all clients at rate 1, `clip=None` and `static_bn=False`, gives FedAvg with uniform
+        weights exactly.
     clip
         Limit of the gradient norm (None: the run's own setting).
     measure
@@ -175,10 +176,11 @@ class HeteroFL(FedAvg):
         """Train the averaged network further at the server; methods built on HeteroFL do it here."""
 
     def collect_on_public(self, server: Party, ctx: Context) -> None:
-        """Collect the statistics of every width on the public data."""
+        """Collect statistics on the public data: of the global network, and of all widths if slices are measured."""
+        widest = self.global_architecture(ctx)
         for blueprint in ctx.blueprints.values():
             statistics = running_statistics(blueprint)
-            if statistics:
+            if statistics and (self.measure == "slice" or blueprint is widest):
                 slots = self.all_slots(blueprint, ctx)
                 model = replica(blueprint, ctx)
                 load_state(model, extract(server.state, {n: s for n, s in slots.items() if n not in statistics}))

@@ -1,7 +1,8 @@
 """Projections between feature spaces: matrices with orthonormal columns, built from unconstrained parameters.
 
-A square parameter `A` gives the skew-symmetric `W = A - A^T`, and `W` an orthogonal `Q`, by default `exp(W)`. Gradient
-steps on `A` then never leave the orthogonal matrices. A projection from D to d features is the upper left `D x d` block
+A square parameter `A` gives the skew-symmetric `W = A - A^T`, and `W` an orthogonal `Q`, by default `exp(W)`.
+(`gram_schmidt` forms no W: it makes the columns of `I + A` orthonormal.) Gradient steps on `A` then never leave the
+orthogonal matrices. A projection from D to d features is the upper left `D x d` block
 of a `Q` of size `max(D, d)`: orthonormal columns when d < D, orthonormal rows when d > D.
 """
 
@@ -95,7 +96,10 @@ def feature_distance(
 
 
 class OrthogonalProjection(nn.Module):
-    """`z -> z M` from D to d features, M with orthonormal columns (rows where d > D); at first the identity's block."""
+    """`z -> z M_d` from D to d features, with orthonormal columns (rows where d > D); at first the identity's block.
+
+    In the terms of docs/methods/fedfd.md, `matrix` is A_d and `columns()` is M_d.
+    """
 
     def __init__(self, inputs: int, outputs: int, orth_map: str = "matrix_exp", terms: int = 8) -> None:
         super().__init__()
@@ -105,11 +109,11 @@ class OrthogonalProjection(nn.Module):
 
     @torch.no_grad()
     def reset(self, rng: torch.Generator, scale: float) -> None:
-        """Draw the parameter from `N(0, scale^2)`."""
+        """Draw A_d from `N(0, scale^2)`."""
         self.matrix.copy_(torch.randn(self.matrix.shape, generator=rng) * scale)
 
     def columns(self) -> Tensor:
-        """Return M, `[D, d]`."""
+        """Return M_d, `[D, d]`."""
         return orthogonal(self.matrix, self.orth_map, self.terms)[: self.inputs, : self.outputs]
 
     def forward(self, z: Tensor) -> Tensor:
@@ -118,7 +122,7 @@ class OrthogonalProjection(nn.Module):
 
 
 class LinearProjection(nn.Module):
-    """`z -> z M` with a free matrix and no bias: the projection without orthogonality."""
+    """`z -> z M_d` with a free matrix and no bias, the projection without orthogonality: `matrix` itself is M_d."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -131,7 +135,7 @@ class LinearProjection(nn.Module):
         self.matrix.copy_((2 * torch.rand(self.matrix.shape, generator=rng) - 1) * bound)
 
     def columns(self) -> Tensor:
-        """Return M, `[D, d]`."""
+        """Return M_d, `[D, d]`."""
         return self.matrix
 
     def forward(self, z: Tensor) -> Tensor:
