@@ -742,14 +742,45 @@ def test_a_model_that_cannot_be_cut_is_refused(monkeypatch):
         run(FedIN(), models=(uncut,))
 
 
+def live(replies, *rounds):
+    """A federation of strangers after it fused the replies, then further rounds; and who was left out in each."""
+    kind = pytest.importorskip("polyfed.backends.flower.backend", reason="needs the extra flower").LiveFederation
+    federation = kind.__new__(kind)
+    federation.method, federation.server = FedIN(), Party(-1, None, PartyData())
+    federation.ctx = replace(context(), input_shape=(1,))
+    federation.ctx.blueprints, infos = hand_made()
+    federation.ctx.infos = infos = {**infos, 2: ClientInfo(2, 1, "one")}
+    federation.backend = type("Sites", (), {"infos": infos})()
+    federation.method.setup_server(federation.server, infos, federation.ctx)
+    left_out = []
+    for told in (replies, *rounds):
+        left_out.append({})
+        federation._fuse(Step(), told, left_out[-1])
+    return federation.server, left_out
+
+
 def test_models_that_the_server_cannot_build_are_checked_with_the_first_pool():
     wrong = reply(0, 1, stem=1, first=1, head=1) | reply(1, 3, stem=1, first=1, second=1, head=1)
     wrong[1].data["s_in"] = torch.zeros(2, 5)
-    with pytest.raises(InputError, match=r"s_in .* \[1\] at client 0 \(one\) and \[5\] at client 1 \(two\)"):
+    with pytest.raises(MessageError, match=r"client 1 refused: s_in is \[5\], .* \[1\].*stem"):
         fused(FedIN(), wrong)
+    wrong[1].data = {"s_in": torch.zeros(2, 1), "s_out": torch.zeros(2, 3)}  # their feature size is known beforehand
+    with pytest.raises(MessageError, match=r"client 1 refused: s_out is \[3\], .* \[1\].*feature_dim"):
+        fused(FedIN(), {1: wrong[1]})
     wrong[1].data = {"s_in": torch.zeros(3, 1), "s_out": torch.zeros(2, 1)}
     with pytest.raises(MessageError, match="client 1 refused"):
         fused(FedIN(), wrong)
+
+
+def test_a_site_with_other_features_is_left_out_and_the_others_count():
+    good = reply(0, 1, stem=1, first=1, head=1) | reply(2, 1, stem=3, first=1, head=1)
+    wrong = reply(1, 3, stem=9, first=9, second=9, head=9)
+    wrong[1].data["s_in"] = torch.zeros(2, 5)
+    both = {client: (good | wrong)[client] for client in range(3)}
+    server, left_out = live(both, wrong, both)
+    assert [list(round) for round in left_out] == [[1]] * 3 and "client 1" in left_out[0][1]
+    assert server.state["stem.weight"].item() == 2.0 and server.memory["pool"]["sender"].tolist() == [0, 0, 2, 2]
+    pack_tree(server.memory)  # can be checkpointed
 
 
 @pytest.mark.parametrize(

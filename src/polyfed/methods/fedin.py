@@ -188,7 +188,9 @@ class FedIN(FedProx):
     def setup_server(self, server: Party, infos: Mapping[int, ClientInfo], ctx: Context) -> None:
         """Compare the shapes at the cuts; then lay out the shared tensors."""
         if self.use_in:
-            check_cuts(self.name, infos, self.known_cuts(infos, ctx))
+            cuts = self.known_cuts(infos, ctx)
+            check_cuts(self.name, infos, cuts)
+            server.memory["cuts"] = {cut: list(next(iter(known.values()))) for cut, known in cuts.items() if known}
         super().setup_server(server, infos, ctx)
 
     def known_cuts(self, infos: Mapping[int, ClientInfo], ctx: Context) -> dict[str, dict[int, Shape]]:
@@ -229,14 +231,28 @@ class FedIN(FedProx):
         """Average layers over the clients that have them; this round's pairs replace the pool."""
         if self.use_in:
             for client, reply in replies.items():
-                if reply.data.keys() != {*CUTS} or len(reply.data["s_in"]) != len(reply.data["s_out"]):
-                    raise MessageError(f"Message from {ctx.infos[client]} refused: its features do not come in pairs.")
-            told = {cut: {c: tuple(r.data[cut].shape[1:]) for c, r in replies.items()} for cut in CUTS}
-            check_cuts(self.name, ctx.infos, told)
+                self.check_pairs(reply, ctx.infos[client], server.memory.setdefault("cuts", {}))
             pool = {cut: torch.cat([reply.data[cut] for reply in replies.values()]) for cut in CUTS}
             pool["sender"] = torch.cat([torch.full((len(r.data["s_in"]),), c) for c, r in replies.items()])
             server.memory["pool"] = pool
         super().fuse(server, replies, step, ctx)
+
+    def check_pairs(self, reply: Message, info: ClientInfo, cuts: dict[str, list[int]]) -> None:
+        """Refuse features of other shapes than the agreed ones; the first reply settles what is not agreed yet.
+
+        Raises
+        ------
+        MessageError
+            With the client and its shape. In a federation of strangers it is left out, and the others count.
+        """
+        if reply.data.keys() != {*CUTS} or len(reply.data["s_in"]) != len(reply.data["s_out"]):
+            raise MessageError(f"Message from {info} refused: its features do not come in pairs.")
+        for cut in CUTS:
+            shape = list(reply.data[cut].shape[1:])
+            if shape != cuts.setdefault(cut, shape):
+                raise MessageError(
+                    f"Message from {info} refused: {cut} is {shape}, but {cuts[cut]} at the others: {REMEDIES[cut]}."
+                )
 
     # --- client ---
 
@@ -259,7 +275,7 @@ class FedIN(FedProx):
         return F.mse_loss(net.middle(aux["s_in"]), aux["s_out"])
 
     def joint_loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
-        """Return l_IN + kappa·l_local, whose gradient is the rule itself: kappa is lambda/2 for `simple`, 1 for `none`."""
+        """Return l_IN + kappa·l_local, whose gradient is the rule: kappa is lambda/2 for `simple` and 1 for `none`."""
         if len(aux["s_in"]) > 1:
             return self.feature_loss(nets, batch, aux) + self.kappa * self.loss(nets, batch, aux)
         # Local first: it moves the statistics of BatchNorm, which the backward pass of a single pair still reads.

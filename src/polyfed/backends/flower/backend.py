@@ -130,7 +130,7 @@ class LiveFederation(Federation):
         good: dict[int, Message] = {}
         for client, message in replies.items():
             self._put_back(saved)
-            why = self._try(step, {client: message})
+            why = self._try(step, {**good, client: message})  # together: two may each be fine but not fit each other
             if why is None:
                 good[client] = message
             else:
