@@ -51,6 +51,7 @@ class HeteroFL(FedAvg):
     static_bn, statistics
         BatchNorm without running statistics in training; they are collected before models are measured, by the
         `clients` on their data or by the server on the `public` data (no labels needed, nothing more to send).
+        `static_bn=False` averages running statistics entry by entry, also over unlike widths.
     mask
         Logits of classes that a client lacks are set to 0 in its loss, and its rows of the classifier for them do not
         enter the mean. False, with all clients at rate 1, `clip=None` and `static_bn=False`, gives FedAvg with uniform
