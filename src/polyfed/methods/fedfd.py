@@ -16,7 +16,7 @@ Deviations:
     BatchNorm statistics of teachers and of the global network (with `measure="slice"` also of its slices) are all
     collected on U, in batches of the run's size; teachers then predict with them, so that a teacher's feature does not
     depend on the batch. The clients' own models, measured by default, have statistics of the clients' own data.
-    `static_bn=False` averages running statistics entry by entry over unlike widths, which are not alike.
+    `static_bn=False` averages running statistics entry by entry over unlike widths, though their inputs differ.
     `align=False` has one projection for each client of another width than the server's, and none for those of its
     width: with one client to a width it does what grouping does.
     Without alignment and orthogonality the paper's figures are those of logit distillation, so that is what is run.
