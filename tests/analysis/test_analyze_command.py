@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import polyfed as pf
 from polyfed.analysis.cka import linear_cka
-from polyfed.analysis.command import analyze
+from polyfed.analysis.command import ANALYSES, analyze
 from polyfed.analysis.opening import open_run, stage_outputs
 from polyfed.analysis.robustness import accuracy_by_alpha
 from polyfed.cli import app
@@ -80,6 +80,23 @@ def test_every_analysis_writes_its_figure(runs, tmp_path, name, settings, file):
     assert lines[-1] == f"Figures and numbers are in {tmp_path}"
     assert (tmp_path / file).read_bytes().startswith(b"\x89PNG")
     json.loads((tmp_path / "numbers.json").read_text())
+
+
+def test_disturbing_draws_the_worst_seed_and_a_histogram(tmp_path):
+    numbers, figures, _ = ANALYSES["disturbing"]([], seeds=6, epochs=20)
+    assert list(figures) == ["disturbing", "disturbing-histogram", "disturbing-example"]
+    (axes,) = figures["disturbing-histogram"].axes
+    assert sum(bar.get_height() for bar in axes.patches) == 6
+    worst = min(numbers["runs"], key=lambda run: run["fused"])
+    panels = figures["disturbing-example"].axes
+    titles = [panel.get_title(loc="left") for panel in panels]
+    assert [title.split(":")[0] for title in titles] == ["left network", "right network", "sum of both"]
+    assert titles[2] == f"sum of both: {100 * worst['fused']:.0f} %"
+    for panel, title in zip(panels, titles, strict=True):
+        clouds = [cloud for cloud in panel.collections if len(cloud.get_offsets())]  # without those for the legend
+        assert sum(len(cloud.get_offsets()) for cloud in clouds) == 300
+        right = sum(int((cloud.get_alpha() > 0.5).sum()) for cloud in clouds)  # a strong colour: the label is believed
+        assert title.endswith(f" {100 * right / 300:.0f} %")
 
 
 def test_robustness_orders_by_alpha(runs, tmp_path):

@@ -189,28 +189,51 @@ def disturbing(paths: Sequence[Path], seeds: int = 40, epochs: int = 600) -> Out
     import numpy as np
 
     from polyfed.analysis.disturbing import disturbing as study
-    from polyfed.analysis.figures import lines
+    from polyfed.analysis.figures import believed, histogram, lines
 
-    found = study(seeds, epochs)
+    found = study(seeds, epochs, examples=range(seeds))
     ranks = list(range(1, len(found["runs"]) + 1))
+    names = {
+        "left": "left network",
+        "right": "right network",
+        "fused": "sum of both",
+        "ams_top1": "AMS-top1",
+        "ensemble": "ensemble",
+    }
     curves = {
         heading: (ranks, np.sort([100 * run[name] for run in found["runs"]]).tolist())
-        for name, heading in (
-            ("left", "left network"),
-            ("right", "right network"),
-            ("fused", "sum of both"),
-            ("ams_top1", "AMS-top1"),
-            ("ensemble", "ensemble"),
-        )
+        for name, heading in names.items()
     }
     numbers = found["summary"]
     title = f"Fusing two networks in 2D: the sum is no better in {100 * numbers['failed']:.0f} % of {len(ranks)} seeds"
-    figure = lines(title, "seeds by rank", "accuracy, %", curves)
+    worst = min(found["runs"], key=lambda run: run["fused"])
+    example = found["examples"][str(worst["seed"])]
+    labels = np.asarray(example["labels"])
+    figures = {
+        "disturbing": lines(title, "seeds by rank", "accuracy, %", curves),
+        "disturbing-histogram": histogram(
+            "The sum of both networks over all seeds",
+            "accuracy, %",
+            "seeds",
+            [100 * run["fused"] for run in found["runs"]],
+            range(min(95, int(20 * worst["fused"]) * 5), 101, 5),
+        ),
+        "disturbing-example": believed(
+            f"Seed {worst['seed']}, where the sum is worst: pale points are taken for the other label",
+            np.asarray(example["points"]),
+            labels,
+            ("below the line", "above the line"),
+            {
+                f"{names[name]}: {100 * worst[name]:.0f} %": np.where(labels == 1, above, 1 - np.asarray(above))
+                for name, above in example["above"].items()
+            },
+        ),
+    }
     sentence = (
         f"{numbers['seeds']} seeds: fused {100 * numbers['fused']:.1f} % on average, no better than the better local "
         f"network in {100 * numbers['failed']:.0f} % of them; AMS-top1 {100 * numbers['ams_top1']:.1f} %"
     )
-    return json.loads(json.dumps({"summary": numbers, "runs": found["runs"]})), {"disturbing": figure}, [sentence]
+    return json.loads(json.dumps({"summary": numbers, "runs": found["runs"]})), figures, [sentence]
 
 
 def synthetic(paths: Sequence[Path], count: int = 8, seed: int = 0) -> Outcome:

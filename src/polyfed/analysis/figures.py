@@ -128,6 +128,39 @@ def scatter(title: str, points: np.ndarray, groups: Sequence[str]) -> Any:
     return figure
 
 
+def histogram(title: str, x_title: str, y_title: str, values: Sequence[float], edges: Sequence[float]) -> Any:
+    """Return how many values fall between each two edges."""
+    figure = canvas(6.4, 3.2)
+    axes = figure.add_subplot()
+    axes.hist(values, bins=list(edges), color=METHODS[0], edgecolor="white", linewidth=0.8)
+    _plain(axes, title)
+    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.set_xlabel(x_title, fontsize=9, color=MUTED)
+    axes.set_ylabel(y_title, fontsize=9, color=MUTED)
+    return figure
+
+
+def believed(
+    title: str, points: np.ndarray, labels: np.ndarray, names: Sequence[str], panels: Mapping[str, np.ndarray]
+) -> Any:
+    """Return the same points once for each network: the colour is their label, its strength the label's probability.
+
+    `panels` holds, for each network, the probability `[N]` that it gives to the right label of each point.
+    """
+    figure = canvas(3.0 * len(panels), 3.6)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=INK)
+    for place, (heading, sure) in enumerate(panels.items()):
+        axes = figure.add_subplot(1, len(panels), place + 1)
+        for label, name in enumerate(names):
+            own = labels == label
+            look = {"color": METHODS[label], "marker": MARKERS[SYMBOLS[label]], "linewidths": 0, "s": 16}
+            axes.scatter(*points[own].T, alpha=sure[own].clip(0.15, 1.0), **look)
+            axes.scatter([], [], label=name if place == 0 else None, **look)  # the legend shows the full colour
+        _plain(axes, heading, grid=False)
+    figure.legend(loc="outside lower left", ncols=len(names), frameon=False, fontsize=8.5)
+    return figure
+
+
 def image_grid(title: str, rows: Mapping[str, Tensor]) -> Any:
     """Return images in rows with names; each `[n, channels, height, width]` in [0, 1]."""
     count = max(len(images) for images in rows.values())
