@@ -309,8 +309,10 @@ def test_noise_has_the_promised_size():
     added = noisy(s, 0.8, torch.randn(s.shape, generator=rng), "channel") - s
     for channel in range(5):
         assert float(added[:, channel].std()) == pytest.approx(0.8 * float(s[:, channel].std()), rel=0.05)
-    alone = noisy(torch.ones(1, 4), 0.8, torch.randn(1, 4), "channel")
-    assert torch.equal(alone, torch.ones(1, 4))  # one value has no spread
+    # One value has no spread: a single row takes that of the whole tensor, and does not leave without noise.
+    row, unit = torch.arange(4.0)[None], torch.randn(1, 4, generator=rng)
+    assert torch.equal(noisy(row, 0.8, unit, "channel"), noisy(row, 0.8, unit))
+    assert not torch.isclose(noisy(row, 0.8, unit, "channel"), row).any()
 
 
 def test_no_gradient_flows_through_the_size_of_the_noise():
@@ -463,6 +465,7 @@ def test_other_ways_to_draw_pairs():
     common = FedIN(feature_batch=9, pairs="common")
     draws = [common.sample_pairs(SENDER, client, context()).tolist() for client in range(3)]
     assert draws[0] == draws[1] == draws[2] and set(SENDER[draws[0]].tolist()) == {0, 1, 2}
+    assert len(common.sample_pairs(torch.zeros(4), 0, context())) == 0  # nothing but its own: as if there were no pool
     pooled = FedIN(feature_batch=4)
     assert pooled.sample_pairs(SENDER, 0, context()).tolist() != pooled.sample_pairs(SENDER, 3, context()).tolist()
 
@@ -483,6 +486,22 @@ def test_rows_of_a_pair_stay_together():
                 assert not any(torch.equal(s_in, own) for own in up[client]["s_in"])
 
 
+def test_clients_of_one_architecture_learn_from_each_other_s_pairs_too():
+    method = watched(feature_batch=4)
+    taught = run(method, models=DEPTHS[:1], rounds=2)
+    assert {(r, c): len(m.data.get("s_in", ())) for r, c, m in method.down} == {
+        (r, c): 4 * (r - 1) for r in (1, 2) for c in range(3)
+    }
+    with pytest.raises(AssertionError):
+        assert_same(states(taught), states(run(FedIN(use_in=False), models=DEPTHS[:1], rounds=2)))
+
+
+def test_with_pretraining_the_first_round_has_pairs():
+    method = watched(feature_batch=4, pretrain_epochs=1)
+    run(method, rounds=1)
+    assert {(r, len(m.data.get("s_in", ()))) for r, _, m in method.down} == {(0, 0), (1, 4)}
+
+
 def test_partial_participation_keeps_only_the_last_round_s_pairs():
     method = watched(feature_batch=4)
     result = run(method, images((9, 9, 9, 9)), rounds=4, participation=0.5)
@@ -496,10 +515,11 @@ def test_partial_participation_keeps_only_the_last_round_s_pairs():
     pack_tree(method.pools[-1])  # can be checkpointed
 
 
-def test_a_lone_participant_trains_as_in_fedprox():
+@pytest.mark.parametrize("pairs", ["pool", "common", "one_client"])
+def test_a_lone_participant_trains_as_in_fedprox(pairs):
     clients = images((12,))
     assert_same(
-        states(run(FedIN(), clients, DEPTHS[:1], rounds=3)),
+        states(run(FedIN(pairs=pairs), clients, DEPTHS[:1], rounds=3)),
         states(run(FedProx(buffers="local"), clients, DEPTHS[:1], rounds=3)),
     )
 

@@ -57,9 +57,12 @@ REMEDIES = {
 
 
 def noisy(s: Tensor, scale: float, unit: Tensor, sigma: str = "tensor") -> Tensor:
-    """Return s + zeta·sigma(s)·epsilon, with sigma(s) the standard deviation of s (no gradient flows through it)."""
+    """Return s + zeta·sigma(s)·epsilon, with sigma(s) the standard deviation of s (no gradient flows through it).
+
+    `scale` is zeta, `unit` the standard normal epsilon, and `sigma` says what sigma(s) is taken over.
+    """
     fixed = s.detach()
-    if sigma == "channel":
+    if sigma == "channel" and s.numel() > s.shape[1]:  # a channel of one value has no spread: no noise would be added
         spread = fixed.std(dim=[d for d in range(s.dim()) if d != 1], correction=0, keepdim=True)
     else:
         spread = fixed.std(correction=0)
@@ -219,7 +222,9 @@ class FedIN(FedProx):
     def sample_pairs(self, sender: Tensor, client: int, ctx: Context) -> Tensor:
         """Return which pairs of the pool a client gets: without replacement, fewer where there are not enough."""
         rng = ctx.rng("fedin/pairs", None if self.pairs == "common" else client)
-        rows = torch.arange(len(sender)) if self.pairs == "common" else torch.nonzero(sender != client).flatten()
+        rows = torch.nonzero(sender != client).flatten()
+        if self.pairs == "common" and len(rows):
+            rows = torch.arange(len(sender))
         if self.pairs == "one_client" and len(rows):
             others = torch.unique(sender[rows])
             chosen = others[int(torch.randint(len(others), (1,), generator=rng))]
