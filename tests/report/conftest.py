@@ -32,6 +32,7 @@ def two_methods() -> Study:
         runs["local"].append(make_run("local", seed, [[0.3, 0.3, 0.3], base]))
         better = [value + gain for value in base]
         runs["alpha"].append(make_run("alpha", seed, [[0.5, 0.5, 0.5], better], up=300, down=600))
+        runs["alpha"][-1].history[-1]["stages"] = {"halfway": {"mean": 0.45}}
         worse = [0.4 - gain, 0.5 - 0.1, 0.6 + 0.01]
         runs["beta"].append(make_run("beta", seed, [[0.2, 0.2, 0.2], worse], up=3000, down=6000))
     return Study(runs)

@@ -76,6 +76,24 @@ def test_methods_without_messages_are_a_level_in_curves_by_bytes(two_methods):
     assert [series.name for series in chart.series] == ["alpha", "beta"]
 
 
+def test_stages_are_those_that_a_method_names_then_the_end_then_the_global_model():
+    runs = [make_run("alpha", seed, [[0.5, 0.7, 0.6]]) for seed in (0, 1)]
+    for run, gain in zip(runs, (0.0, 0.2), strict=True):
+        run.history.insert(0, {**run.history[0], "round": 0, "phase": "before", "stages": {"initial": {"mean": 0.1}}})
+        run.history[-1]["stages"] = {"distilled": {"mean": 0.4 + gain}}
+        run.summary["accuracy"]["global"] = 0.3
+    figure = charts.stages(Study({"alpha": runs, "local": [make_run("local", 0, [[0.5, 0.7, 0.6]])]}))
+    (series,) = figure.series  # training alone has no stages
+    assert figure.x.ticks == ("initial", "distilled", "at the end", "global model")
+    assert series.x == [0, 1, 2, 3] and series.y == pytest.approx([10, 50, 60, 30])
+    assert series.error_y == pytest.approx([0, 12.706 * 10, 0, 0], rel=1e-3)  # 12.7: t with one degree of freedom
+
+
+def test_runs_without_stages_have_no_such_chart():
+    with pytest.raises(InputError, match="at stages"):
+        report.figure(Study({"alpha": [make_run("alpha", 0, [[0.5] * 3])]}), "stages")
+
+
 def test_gains_need_local():
     with pytest.raises(InputError, match="need runs of 'local'"):
         report.figure(Study({"alpha": [make_run("alpha", 0, [[0.5] * 3])]}), "gains")

@@ -50,7 +50,7 @@ def write_report(source: Any, out: str | Path | None = None, targets: Sequence[f
 def figure(source: Any, kind: str = "curves", backend: str = "plotly") -> Any:
     """Return a figure: an ordinary plotly figure, or with `backend="matplotlib"` a matplotlib one.
 
-    `kind` is one of curves, curves-bytes, curves-seconds, frontier, frontier-seconds, gains, tiers, split, sizes,
+    `kind` is one of curves, curves-bytes, curves-seconds, stages, frontier, frontier-seconds, gains, tiers, split, sizes,
     entropy, wire.
     """
     from polyfed.core.errors import unknown

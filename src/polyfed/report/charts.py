@@ -3,73 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from statistics import fmean
 
 from polyfed.core.errors import InputError, unknown
 from polyfed.report import statistics as numbers
+from polyfed.report.chart import Axis, Chart, Level, Series
 from polyfed.report.runs import LOCAL, POOLED, REFERENCES, Point, Study
 from polyfed.report.style import BLACK, GREY, SYMBOLS, Look, looks, tier_colours
 from polyfed.tables import amount
 
 MOST_POINTS = 1000  # points of one method in a chart of clients: more are thinned evenly by rank
+END, GLOBAL = "at the end", "global model"
 MOST_CLIENTS = 100  # columns of the chart of the split
-
-
-@dataclass(frozen=True)
-class Axis:
-    """An axis: `unit` is %, B, s or nothing; `ticks` name the positions 0, 1, 2, ..."""
-
-    title: str
-    unit: str = ""
-    log: bool = False
-    ticks: tuple[str, ...] = ()
-    zero: bool = False  # draw a line at zero
-    range: tuple[float, float] = (1.0, 10.0)  # of the values; used where the axis is logarithmic
-    limits: tuple[float, float] | None = None  # what is shown; None: whatever fits
-
-
-@dataclass(frozen=True)
-class Series:
-    """One entry of the legend: lines, points, bars or bubbles."""
-
-    name: str
-    x: list[float]
-    y: list[float]
-    look: Look = field(default_factory=Look)
-    kind: str = "lines"  # lines | points | bars | bubbles | steps
-    band: tuple[list[float], list[float]] | None = None  # lowest and highest, around y
-    error_x: list[float] | None = None  # half widths
-    error_y: list[float] | None = None
-    sizes: list[float] | None = None  # diameters of bubbles in pixels
-    text: list[str] | None = None  # shown when the pointer is on a point
-    labels: list[str] | None = None  # written beside the points
-    above: bool = True  # where: above or below the point,
-    left: bool = True  # left or right of it
-    legend: bool = True
-
-
-@dataclass(frozen=True)
-class Level:
-    """A dashed horizontal line with a name: a reference."""
-
-    value: float
-    name: str
-    look: Look
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A chart, ready to be drawn."""
-
-    name: str
-    title: str
-    x: Axis
-    y: Axis
-    series: list[Series]
-    levels: list[Level] = field(default_factory=list)
-    note: str = ""  # what the reader must know to read it
-    height: int = 380
 
 
 def curves(study: Study, by: str = "rounds") -> Chart:
@@ -109,6 +54,40 @@ def curves(study: Study, by: str = "rounds") -> Chart:
     bands = "Line: mean over seeds; band: lowest to highest seed. " if any(s.band for s in series) else ""
     note = bands + "Mean accuracy of the clients' models on the common test set."
     return Chart(f"curves-{by}", f"Accuracy by {names[by]}", axes[by], Axis("accuracy", "%"), series, levels, note, 420)
+
+
+def stages(study: Study) -> Chart:
+    """Accuracy of the clients' models at each stage that a method names, at the end, and of the global model.
+
+    Raises
+    ------
+    InputError
+        When no method names a stage.
+    """
+    found = {label: [run.stages() for run in runs] for label, runs in study.runs.items()}
+    named = [name for runs in found.values() for name in runs[0]]
+    if not named:
+        raise InputError("No method of these runs measures its clients at stages within a round.")
+    order = [*dict.fromkeys(named), END, GLOBAL]
+    styles = looks(study.labels)
+    shown = [label for label, runs in found.items() if runs[0]]
+    series = []
+    for place, label in enumerate(shown):
+        runs = study.runs[label]
+        beside = min(0.1, 0.8 / len(shown)) * (place - (len(shown) - 1) / 2)  # so that intervals do not hide each other
+        values = {name: [one[name] for one in found[label] if name in one] for name in found[label][0]}
+        values[END] = [run.summary["accuracy"]["mean"] for run in runs]
+        values[GLOBAL] = [g for run in runs if (g := run.summary["accuracy"].get("global")) is not None]
+        known = {name: e for name in order if (e := numbers.estimate(values.get(name, []))) is not None}
+        x, y = [order.index(name) + beside for name in known], [100 * e.mean for e in known.values()]
+        half = [100 * (e.half or 0.0) for e in known.values()]
+        text = [f"{label}, {name}: {e.mean:.1%}" for name, e in known.items()]
+        series.append(Series(label, x, y, styles[label], "points", error_y=half, text=text))
+    ticks = tuple(name.replace("_", " ") for name in order)
+    note = "Mean accuracy of the clients when the stage was last measured" + (
+        "; bars: 95 % t-interval over seeds." if len(study.seeds) > 1 else "."
+    )
+    return Chart("stages", "Accuracy by stage", Axis("", ticks=ticks), _accuracy_axis(series), series, [], note, 340)
 
 
 def _accuracy_axis(series: Sequence[Series]) -> Axis:
@@ -386,6 +365,7 @@ KINDS: dict[str, Callable[[Study], Chart]] = {
     "curves": curves,
     "curves-bytes": lambda study: curves(study, "bytes"),
     "curves-seconds": lambda study: curves(study, "seconds"),
+    "stages": stages,
     "frontier": cost_frontier,
     "frontier-seconds": lambda study: cost_frontier(study, "seconds"),
     "gains": gains,

@@ -8,7 +8,7 @@ from typing import Any
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-from polyfed.report.charts import Axis, Chart, Series
+from polyfed.report.chart import Axis, Chart, Series
 from polyfed.report.style import FONT, GRID, INK, MUTED, SURFACE, faded
 from polyfed.tables import amount
 

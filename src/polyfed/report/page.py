@@ -16,6 +16,7 @@ from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
 from polyfed.core.errors import InputError
 from polyfed.report import again, charts, statistics, tables, words
+from polyfed.report.chart import Chart
 from polyfed.report.draw import to_plotly
 from polyfed.report.runs import LOCAL, Run, Study
 from polyfed.report.style import dark_colours
@@ -25,7 +26,7 @@ from polyfed.tables import in_rounds
 
 def render(study: Study, targets: Sequence[float] | None = None) -> str:
     """Return the page as text."""
-    drawn: dict[str, charts.Chart] = {}
+    drawn: dict[str, Chart] = {}
     missing: dict[str, str] = {}
     for kind in charts.KINDS:
         try:
@@ -79,7 +80,7 @@ def _embed(value: Any) -> Markup:
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
-def _json_figure(chart: charts.Chart) -> dict[str, Any]:
+def _json_figure(chart: Chart) -> dict[str, Any]:
     figure: dict[str, Any] = to_plotly(chart).to_plotly_json()
     figure["layout"].pop("title", None)  # the page has its own headings
     figure["layout"].pop("template", None)

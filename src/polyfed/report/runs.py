@@ -90,6 +90,15 @@ class Run:
             points[number] = Point(number, fmean(values), min(values), total / self.clients, seconds)
         return list(points.values())
 
+    def stages(self) -> dict[str, float]:
+        """Return the mean accuracy of the clients at each stage that the method names, as last measured."""
+        return {
+            name: part["mean"]
+            for line in self.history
+            for name, part in line.get("stages", {}).items()
+            if part.get("mean") is not None
+        }
+
     def _of_clients(self, values: Sequence[float]) -> Sequence[float]:
         """Give every client the value of its architecture where all data was in one place."""
         if len(values) == self.clients:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyfed.core.errors import InputError
-from polyfed.report.charts import Axis, Chart, Series
+from polyfed.report.chart import Axis, Chart, Series
 from polyfed.report.style import BAND, GRID, INK, MUTED
 
 if TYPE_CHECKING:
