@@ -50,8 +50,8 @@ def write_report(source: Any, out: str | Path | None = None, targets: Sequence[f
 def figure(source: Any, kind: str = "curves", backend: str = "plotly") -> Any:
     """Return a figure: an ordinary plotly figure, or with `backend="matplotlib"` a matplotlib one.
 
-    `kind` is one of curves, curves-bytes, curves-seconds, stages, frontier, frontier-seconds, gains, tiers, split, sizes,
-    entropy, wire.
+    `kind` is one of curves, curves-bytes, curves-seconds, stages, frontier, frontier-seconds, gains, tiers, split,
+    sizes, entropy, wire.
     """
     from polyfed.core.errors import unknown
     from polyfed.report.charts import chart
