@@ -6,16 +6,19 @@ middle. In the next round others regress their own middle on such pairs while th
 the two gradients of the middle are combined so that they do not fight. Noise on the features protects the images.
 
 Deviations:
-    Where there are no pairs (round 1, a lone participant, a middle without parameters) the step is FedProx's: the
-    factor kappa = lambda/2 of extractor and classifier belongs to the simplified rule and is 1 without it.
+    Where there are no pairs (the first round, a lone participant, a middle without parameters) the step is FedProx's
+    (with noise, if any): the factor kappa = lambda/2 of extractor and classifier belongs to the simplified rule and is
+    1 without it.
     The paper's optimum contains no supervised gradient where the two agree, and the paper does not run it;
     `analytic_add_local` adds one. "Without alleviation" is read as the plain sum of the two gradients.
     The paper draws one batch of pairs and does not say how: here pairs of other clients, drawn without replacement
     for each client (`pairs` has two other readings).
-    The noise level is one standard deviation for a tensor (`sigma="channel"`: one for each channel), over the current
-    batch, with the gradient stopped.
+    The noise level is one standard deviation for a tensor (`sigma="channel"`: one for each channel that has more than
+    one value), over the current batch, with the gradient stopped.
     A last batch of one sample joins the batch before it instead of being dropped; a single pair, which has no batch
-    statistics, passes through the middle in prediction mode.
+    statistics, passes through the middle in prediction mode. A client with one sample and BatchNorm trains in
+    prediction mode altogether, pairs included.
+    There is no adapter for s_in (a 1x1 convolution at the end of the extractor): different stems are refused.
 """
 
 from __future__ import annotations
@@ -105,7 +108,7 @@ class FedIN(FedProx):
     Parameters
     ----------
     view
-        `owned` (layer-wise) or `same_arch`; `auto` takes layer-wise where models differ only in depth.
+        `owned` (layer-wise) or `same_arch`; `auto` takes layer-wise for models of one family.
     buffers
         BatchNorm's running statistics: each client keeps its own (`local`).
     mu
@@ -211,7 +214,7 @@ class FedIN(FedProx):
         return cuts
 
     def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
-        """Send the client's layers and, from round 2 on, a batch of pairs S."""
+        """Send the client's layers and, once there is a pool, a batch of pairs S."""
         message = super().send(server, info, step, ctx)
         if self.use_in and step.name != EVALUATE.name and "pool" in server.memory:
             rows = self.sample_pairs(server.memory["pool"]["sender"], info.id, ctx)
