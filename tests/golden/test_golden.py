@@ -1,4 +1,4 @@
-"""Three rounds of every method on digits give the stored results.
+"""A few rounds of every method on digits give the stored results.
 
 A change here means that a method computes something else than before. If that is meant, write the new figures with
 `python tests/golden/test_golden.py` and say why in the commit.
@@ -9,16 +9,22 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
 from table import CASES, run_case
 
 FILE = Path(__file__).with_name("golden.json")
-TOLERANCE = 0.035  # two of the sixty test samples: float rounding differs between processors
+TOLERANCE = 0.018  # one of the sixty test samples
 
 
 def figures(case):
-    result = run_case(case, rounds=3, digits=True)
+    """Run in float64, deep networks for one round: they turn the rounding of a processor into other results."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        result = run_case(case, rounds=1 if "resnet" in case.id else 3, digits=True)
+    finally:
+        torch.set_default_dtype(torch.float32)
     accuracy = result.accuracy()
     return {
         "mean": round(accuracy["mean"], 4),
@@ -30,12 +36,12 @@ def figures(case):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_three_rounds_give_the_stored_result(case):
+def test_a_few_rounds_give_the_stored_result(case):
     expected = json.loads(FILE.read_text())[case.id]
     found = figures(case)
     assert (found["bytes_up"], found["bytes_down"]) == (expected["bytes_up"], expected["bytes_down"])
     assert found["mean"] == pytest.approx(expected["mean"], abs=TOLERANCE)
-    assert found["loss"] == pytest.approx(expected["loss"], rel=0.02, abs=0.01)
+    assert found["loss"] == pytest.approx(expected["loss"], rel=0.001, abs=0.001)
     if expected["global"] is None:
         assert found["global"] is None
     else:
