@@ -34,10 +34,9 @@ from polyfed.fused import (
     read_state,
     write_fused,
 )
-from polyfed.methods.pfnm import check_alike
 from polyfed.models import build, signature
 from polyfed.ops.aggregate import weighted_mean
-from polyfed.ops.chain import read_chain, sample_inputs, weight_layers, write_chain
+from polyfed.ops.chain import check_alike, read_chain, sample_inputs, weight_layers, write_chain
 from polyfed.ops.matching import GRID, Matching, match_networks
 from polyfed.ops.selection import NORMALISATIONS, class_weights, cluster_heads, greedy_cover
 

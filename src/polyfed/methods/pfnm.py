@@ -17,8 +17,7 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
@@ -32,8 +31,7 @@ from polyfed.core.nets import EVAL, mode
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party
 from polyfed.core.samples import Samples
 from polyfed.methods.ensemble import CHUNK, OneShot
-from polyfed.models.contract import evaluating
-from polyfed.ops.chain import layers_of, load_chain, read_chain, sample_inputs, write_chain
+from polyfed.ops.chain import check_alike, layers_of, load_chain, read_chain, write_chain
 from polyfed.ops.matching import GRID, Matching, match_networks
 from polyfed.ops.selection import class_weights
 
@@ -226,33 +224,3 @@ def count_right(module: nn.Module, data: Samples) -> int:
     device = next(module.parameters()).device
     with mode(module, EVAL):
         return sum(int((module(x.to(device)).argmax(1) == y.to(device)).sum()) for x, y in data.chunks(CHUNK))
-
-
-@torch.no_grad()
-def check_alike(modules: Mapping[str, nn.Module], input_shape: Sequence[int] | None) -> None:
-    """Refuse chains that are not the same function of the same weights: the fused network can only be like one.
-
-    Raises
-    ------
-    InputError
-        Two of them have other biases, or something else between their layers.
-    """
-    (first, own), *others = modules.items()
-    layers = layers_of(own)
-    expected = _outputs(own, input_shape)
-    for name, other in others:
-        found = None
-        if [a.bias is None for a in layers] == [b.bias is None for b in layers_of(other)]:
-            with suppress(RuntimeError, ValueError):  # kernels, maps or inputs of other sizes
-                found = _outputs(write_chain(other, layers), input_shape)
-        if found is None or found.shape != expected.shape or not torch.allclose(found, expected, rtol=1e-4, atol=1e-5):
-            raise InputError(
-                f"Matching is not applicable: {first} and {name} differ in more than their widths (biases, activations "
-                "or other layers); AMS and the ensemble take any networks."
-            )
-
-
-def _outputs(module: nn.Module, input_shape: Sequence[int] | None) -> Tensor:
-    with evaluating(module):
-        outputs: Tensor = module(sample_inputs(module, input_shape))
-    return outputs.double().cpu()

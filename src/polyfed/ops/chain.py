@@ -8,7 +8,8 @@ its class: its hidden units are shuffled, and its outputs must not change.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
@@ -120,6 +121,36 @@ def shuffled(chain: Sequence[Layer], rng: torch.Generator) -> list[Layer]:
         result[place] = Layer(layer.weight[order], None if layer.bias is None else layer.bias[order])
         result[place + 1] = Layer(above.weight[:, order], above.bias)
     return result
+
+
+@torch.no_grad()
+def check_alike(modules: Mapping[str, nn.Module], input_shape: Sequence[int] | None) -> None:
+    """Refuse chains that are not the same function of the same weights: the fused network can only be like one.
+
+    Raises
+    ------
+    InputError
+        Two of them have other biases, or something else between their layers.
+    """
+    (first, own), *others = modules.items()
+    layers = layers_of(own)
+    expected = _outputs(own, input_shape)
+    for name, other in others:
+        found = None
+        if [a.bias is None for a in layers] == [b.bias is None for b in layers_of(other)]:
+            with suppress(RuntimeError, ValueError):  # kernels, maps or inputs of other sizes
+                found = _outputs(write_chain(other, layers), input_shape)
+        if found is None or found.shape != expected.shape or not torch.allclose(found, expected, rtol=1e-4, atol=1e-5):
+            raise InputError(
+                f"Matching is not applicable: {first} and {name} differ in more than their widths (biases, activations "
+                "or other layers); AMS and the ensemble take any networks."
+            )
+
+
+def _outputs(module: nn.Module, input_shape: Sequence[int] | None) -> Tensor:
+    with evaluating(module):
+        outputs: Tensor = module(sample_inputs(module, input_shape))
+    return outputs.double().cpu()
 
 
 def _check_exchangeable(module: nn.Module, chain: Sequence[Layer], x: Tensor) -> None:
