@@ -161,8 +161,9 @@ def plain_stage(stage: Stage, party: Party, ctx: Context) -> float:
         updates.append((update, chosen, flat, make(own.optimizer)(flat, lr=own.lr)))
     epochs = stage.epochs if stage.epochs is not None or stage.steps is not None else training.epochs
     last, done = 0.0, 0
+    lone = len(dataset) % training.batch_size == 1  # BatchNorm cannot learn from a last batch of one
     for _ in range(epochs or 10**9):
-        for x, y, *rest in DataLoader(dataset, batch_size=training.batch_size, shuffle=stage.shuffle, drop_last=True):
+        for x, y, *rest in DataLoader(dataset, training.batch_size, shuffle=stage.shuffle, drop_last=lone):
             extra = dict(zip(columns, rest, strict=True))
             for name, draw in stage.draws.items():
                 extra[name] = draw.sample(len(x), torch.default_generator)

@@ -13,7 +13,7 @@ from polyfed.backends import inprocess
 from polyfed.backends.store import Layout, Memory, Seat, Shelf
 from polyfed.core.errors import InputError
 from polyfed.core.federation import Settings
-from polyfed.core.layout import channels_last, is_able
+from polyfed.core.layout import beside_weights, channels_last, is_able
 from polyfed.core.method import Participation
 from polyfed.core.party import fill
 from polyfed.core.stage import batch_sizes, epoch_plan
@@ -152,6 +152,23 @@ class Viewing(nn.Module):
 
     def forward(self, x):
         return self.head(self.conv(x).view(len(x), -1))
+
+
+def test_what_is_compared_with_a_weight_gets_its_layout():
+    module = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.LazyLinear(3))
+    module(torch.zeros(1, 2, 8, 8))
+    anchor = {name: weight.detach().clone() for name, weight in module.named_parameters()}
+    other = torch.randn(4, 2, 3, 3)
+    aux = {"anchor": anchor, "0.weight": torch.randn(3), "map": other, "number": 2.0}
+    assert beside_weights(aux, {"main": module}) is aux  # the weights have the usual order
+    with channels_last({"main": module}, (2, 8, 8)):
+        found = beside_weights(aux, {"main": module})
+        assert found["anchor"]["0.weight"].stride() == module[0].weight.stride() != anchor["0.weight"].stride()
+    assert torch.equal(found["anchor"]["0.weight"], anchor["0.weight"])
+    assert found["anchor"]["2.weight"] is anchor["2.weight"]
+    assert found["0.weight"] is aux["0.weight"]  # another shape
+    assert found["map"] is other  # another name
+    assert found["number"] == 2.0
 
 
 def test_weights_are_channels_last_only_inside_and_keep_their_values():

@@ -147,6 +147,18 @@ def test_bottleneck_strides_on_its_3x3_convolution():
     assert [layer.conv.stride[0] for layer in block.layers] == [1, 2, 1]
 
 
+def test_pooling_before_the_activation_changes_neither_values_nor_gradients():
+    stage = make("cnn:4-4", (1, 8, 8)).stem
+    x = inputs((1, 8, 8)).round()  # many equal values: ties must fall to the same pixel
+    direction = torch.randn(4, 4, 4, 4)
+    expected = torch.nn.functional.max_pool2d(stage.conv(x).relu(), 2)
+    wanted = torch.autograd.grad(expected, list(stage.parameters()), direction)
+    found = stage(x)
+    assert torch.equal(found, expected)
+    for one, other in zip(torch.autograd.grad(found, list(stage.parameters()), direction), wanted, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_pooling_stops_before_the_map_vanishes():
     with torch.no_grad():
         for side, last in ((8, 2), (14, 3), (28, 3), (32, 4), (64, 8)):

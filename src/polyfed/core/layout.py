@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -36,6 +37,29 @@ def channels_last(models: Mapping[str, nn.Module], input_shape: tuple[int, ...])
             old.copy_(weight.data)
             weight.data = old
             weight.grad = None
+
+
+def beside_weights(tree: Any, models: Mapping[str, nn.Module]) -> Any:
+    """Return a tree in which tensors with the name and shape of a weight that is channels last are so, too.
+
+    Penalties compare the weights with such an anchor at every step, and arithmetic across two layouts is slow.
+    """
+    names = {
+        (name, weight.shape)
+        for module in models.values()
+        for name, weight in module.named_parameters()
+        if weight.dim() == 4 and not weight.is_contiguous()
+    }
+    return _beside(tree, names) if names else tree
+
+
+def _beside(tree: Any, names: set[tuple[str, torch.Size]]) -> Any:
+    if not isinstance(tree, Mapping):
+        return tree
+    return {
+        name: laid_out(leaf) if isinstance(leaf, Tensor) and (name, leaf.shape) in names else _beside(leaf, names)
+        for name, leaf in tree.items()
+    }
 
 
 def convolution_weights(module: nn.Module) -> list[Tensor]:

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from polyfed.core.errors import TrainingError
-from polyfed.core.layout import channels_last
+from polyfed.core.layout import beside_weights, channels_last
 from polyfed.core.nets import EVAL, TRAIN, Net, has_batch_norm
 from polyfed.core.party import Context, Party, Training
 from polyfed.core.rng import generator
@@ -45,7 +45,7 @@ def run_stage(stage: Stage, party: Party, ctx: Context, name: str) -> float:
         steppers = [Stepper(update, update.training or training, party) for update in stage.all_updates()]
         nets = {key: Net(module) for key, module in party.models.items()}
         lone = {key: LoneNet(module) for key, module in party.models.items()} if normed else nets
-        aux = to_device(stage.aux, ctx.device)
+        aux = beside_weights(to_device(stage.aux, ctx.device), party.models)
         if len(steppers) == 1:
             steppers[0].choose()
         for epoch, batch in batches_of(stage, party, ctx, name):

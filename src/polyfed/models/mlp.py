@@ -31,7 +31,7 @@ class Dense(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the activations, `[B, outputs]`."""
         x = self.scaler(self.linear(x.flatten(1)))
-        return x.relu()
+        return x.relu_()
 
 
 class MLP(Network):

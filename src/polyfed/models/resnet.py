@@ -132,7 +132,7 @@ class Activation(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the activated map."""
         x = self.norm(self.scaler(x))
-        return x.relu()
+        return x.relu_()  # in place here and below: nothing needs the map before it, and memory is the bottleneck
 
 
 class Stem(nn.Module):
@@ -146,7 +146,7 @@ class Stem(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `s_in`, the input of the first stage."""
-        x = self.first(x) if self.bare else self.first(x).relu()
+        x = self.first(x) if self.bare else self.first(x).relu_()
         return F.max_pool2d(x, self.pool, 2, padding=self.pool // 3) if self.pool else x
 
 
@@ -172,9 +172,10 @@ class Block(nn.Module):
         """Return the activated sum."""
         residual = x if self.shortcut is None else self.shortcut(x)
         for layer in self.layers[:-1]:
-            x = layer(x).relu()
-        x = self.layers[-1](x) + residual
-        return x.relu()
+            x = layer(x).relu_()
+        x = self.layers[-1](x)
+        x += residual
+        return x.relu_()
 
     def wires(self, name: str, source: str, target: str) -> dict[str, Wire]:
         """Return the wires of the layers, under a prefix."""
@@ -203,7 +204,8 @@ class PreBlock(nn.Module):
         """Return the sum, not activated."""
         activated = self.before1(x)
         residual = x if self.shortcut is None else self.shortcut(activated)
-        x = self.conv2(self.before2(self.conv1(activated))) + residual
+        x = self.conv2(self.before2(self.conv1(activated)))
+        x += residual
         return x
 
     def wires(self, name: str, source: str, target: str) -> dict[str, Wire]:
