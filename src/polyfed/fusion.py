@@ -38,6 +38,7 @@ from polyfed.models import build, signature
 from polyfed.ops.aggregate import weighted_mean
 from polyfed.ops.chain import check_alike, read_chain, sample_inputs, weight_layers, write_chain
 from polyfed.ops.matching import GRID, Matching, match_networks
+from polyfed.ops.passes import count_right
 from polyfed.ops.selection import NORMALISATIONS, class_weights, cluster_heads, greedy_cover
 
 __all__ = ["METHODS", "Distillation", "Matching", "fuse", "fuse_blockdiag", "fuse_files", "load_fused"]
@@ -278,21 +279,16 @@ def _pfnm(
     scores: list[float] = []
     for sigma2, sigma0_2, gamma in GRID:
         found.append(candidate(replace(options, sigma2=sigma2, sigma0_2=sigma0_2, gamma=gamma)))
-        with torch.no_grad():
-            right = sum(int((found[-1](x).argmax(1) == y).sum()) for x, y in data.chunks(CHUNK))
-        scores.append(right / len(data))
+        scores.append(accuracy_of(found[-1], data))
     return found[scores.index(max(scores))]
 
 
 # --- files ---
 
 
-@torch.inference_mode()
 def accuracy_of(model: nn.Module, data: Samples) -> float:
     """Return the share of samples that a module gets right."""
-    model.eval()
-    right = sum(int((model(x).argmax(1) == y).sum()) for x, y in data.chunks(1024))
-    return right / len(data)
+    return count_right(model, data) / len(data)
 
 
 def fuse_files(

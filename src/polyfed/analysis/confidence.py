@@ -21,7 +21,6 @@ from scipy.stats import rankdata  # type: ignore[import-untyped]
 from torch import nn
 
 from polyfed.core.errors import InputError
-from polyfed.core.nets import EVAL, mode
 from polyfed.core.party import Training
 from polyfed.core.rng import seeded
 from polyfed.core.samples import Samples
@@ -29,17 +28,16 @@ from polyfed.core.stage import Stage
 from polyfed.data import Dataset, load
 from polyfed.methods.ams import AMS
 from polyfed.models import build
+from polyfed.ops.passes import logits_of
 from polyfed.training import train_alone
 
 LABELS = (0, 1, 2, 5, 9)
 TRAINING = Training(epochs=40, batch_size=64, optimizer="adam", lr=1e-3, decay=0.8, decay_every=2)
 
 
-@torch.no_grad()
-def log10_confidence(model: nn.Module, samples: Samples, chunk: int = 1024) -> np.ndarray:
+def log10_confidence(model: nn.Module, samples: Samples) -> np.ndarray:
     """Return log10 of the absolute confidence of every sample, in prediction mode."""
-    with mode(model, EVAL):
-        largest = torch.cat([model(x).amax(dim=1) for x, _ in samples.chunks(chunk)])
+    largest = logits_of(model, samples).amax(dim=1)
     return largest.double().numpy() / math.log(10.0)
 
 

@@ -32,10 +32,11 @@ from polyfed.core.nets import EVAL, FunctionalNet
 from polyfed.core.party import ClientInfo, Context, Party
 from polyfed.core.samples import Samples
 from polyfed.core.stage import Aux, Batch, Stage
-from polyfed.methods.ensemble import CHUNK, OneShot, outputs_on
+from polyfed.methods.ensemble import CHUNK, OneShot
 from polyfed.models import build
 from polyfed.ops.distance import kl_divergence
 from polyfed.ops.impressions import class_similarity, impressions, last_weight_name, soft_targets
+from polyfed.ops.passes import logits_of
 from polyfed.ops.selection import (
     NORMALISATIONS,
     cluster_heads,
@@ -149,7 +150,7 @@ class AMS(OneShot):
         if self.normalise == "temperature":
             held = client.data.validation
             known = held if held is not None and len(held) else client.train
-            message.meta["temperature"] = fit_temperature(*outputs_on(client.main, known))
+            message.meta["temperature"] = fit_temperature(logits_of(client.main, known), known.labels().to(ctx.device))
         return message
 
     # --- server ---

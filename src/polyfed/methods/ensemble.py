@@ -21,14 +21,13 @@ from torch import Tensor, nn
 from polyfed.core.errors import InputError
 from polyfed.core.message import Message, State
 from polyfed.core.method import Local, Method, Plan, Step
-from polyfed.core.nets import EVAL, FunctionalNet, mode
+from polyfed.core.nets import EVAL, FunctionalNet
 from polyfed.core.party import Context, Party, state_of
 from polyfed.core.rng import SERVER
-from polyfed.core.samples import Samples
 from polyfed.core.stage import Aux, Batch, Stage
 from polyfed.ops.selection import class_weights, ensemble_scores
 
-CHUNK = 512  # samples at once where the server or a client looks at outputs
+CHUNK = 512  # samples at once where the server looks at the outputs of several networks
 
 
 @dataclass(frozen=True)
@@ -179,12 +178,3 @@ def l1_norm(parameters: Mapping[str, Tensor]) -> Tensor:
 def shared_state(model: nn.Module) -> State:
     """Return what a network is made of: parameters and float buffers, no integers."""
     return {name: tensor for name, tensor in state_of(model).items() if tensor.is_floating_point()}
-
-
-@torch.no_grad()
-def outputs_on(model: nn.Module, data: Samples) -> tuple[Tensor, Tensor]:
-    """Return the logits of a model on some samples, in prediction mode, and their labels."""
-    with mode(model, EVAL):
-        device = next(model.parameters()).device
-        logits = [model(x.to(device)) for x, _ in data.chunks(CHUNK)]
-    return torch.cat(logits), data.labels().to(device)

@@ -39,15 +39,15 @@ from polyfed.build import make_blueprint
 from polyfed.core.errors import InputError
 from polyfed.core.message import Message
 from polyfed.core.method import Local, Plan, Step
-from polyfed.core.nets import EVAL, mode
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, Training, load_state, state_of
 from polyfed.core.samples import Samples
 from polyfed.core.stage import OPTIMIZERS, Aux, Batch, Stage
 from polyfed.core.views import largest_first
-from polyfed.methods.fedmd import FedMD, logits_of, subset_seed
+from polyfed.methods.fedmd import FedMD, subset_seed
 from polyfed.methods.heterofl import HeteroFL, check_words, replica, running_statistics
 from polyfed.ops.distance import kl_divergence
 from polyfed.ops.norms import collect_statistics
+from polyfed.ops.passes import logits_of, pass_over
 from polyfed.ops.projection import (
     KL_DIRECTIONS,
     ORTH_MAPS,
@@ -406,16 +406,12 @@ def contains(large: Blueprint, small: Blueprint) -> bool:
     return all(len(a) == len(b) and all(x >= y for x, y in zip(a, b, strict=True)) for a, b in pairs)
 
 
-@torch.no_grad()
-def answers(model: nn.Module, data: Samples, features: bool, logits: bool, chunk: int = 512) -> dict[str, Tensor]:
+def answers(model: nn.Module, data: Samples, features: bool, logits: bool) -> dict[str, Tensor]:
     """Return a network's features and logits on some samples, in prediction mode."""
-    device = next(model.parameters()).device
-    found: dict[str, list[Tensor]] = {}
-    with mode(model, EVAL):
-        for x, _ in data.chunks(chunk):
-            z = model.features(x.to(device))  # type: ignore[operator]
-            if features:
-                found.setdefault("features", []).append(z)
-            if logits:
-                found.setdefault("logits", []).append(model.head(z))  # type: ignore[operator]
-    return {name: torch.cat(parts) for name, parts in found.items()}
+
+    def answer(x: Tensor, _: Tensor) -> dict[str, Tensor]:
+        z = model.features(x)  # type: ignore[operator]
+        return {**({"features": z} if features else {}), **({"logits": model.head(z)} if logits else {})}  # type: ignore[operator]
+
+    parts = pass_over(model, data, answer)
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

@@ -18,19 +18,19 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from polyfed.core.errors import InputError
 from polyfed.core.message import Message
 from polyfed.core.method import Local, Method, Plan, Step
-from polyfed.core.nets import EVAL, mode
 from polyfed.core.party import ClientInfo, Context, Party
 from polyfed.core.rng import seed_of
 from polyfed.core.samples import Samples
 from polyfed.core.stage import Aux, Batch, Stage
 from polyfed.ops.aggregate import weighted_mean
 from polyfed.ops.distance import LOGIT_LOSSES
+from polyfed.ops.passes import logits_of
 
 PRETRAIN = Step("pretrain", who="all", down=False, up=False, evaluate="initial")
 LOGITS = Step("logits")
@@ -200,11 +200,3 @@ def label_shift(ctx: Context) -> dict[str, Tensor]:
 def subset_seed(ctx: Context) -> int:
     """Return the seed of this round's public subset."""
     return seed_of(ctx.seed, "public-subset", ctx.round)
-
-
-@torch.no_grad()
-def logits_of(model: nn.Module, data: Samples, chunk: int = 512) -> Tensor:
-    """Return the logits of a model on some samples, in prediction mode."""
-    device = next(model.parameters()).device
-    with mode(model, EVAL):
-        return torch.cat([model(x.to(device)) for x, _ in data.chunks(chunk)])

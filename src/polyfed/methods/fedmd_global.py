@@ -32,10 +32,11 @@ from polyfed.core.method import Local, Plan, Step
 from polyfed.core.party import ClientInfo, Context, Party
 from polyfed.core.stage import Aux, Batch, Stage
 from polyfed.core.views import largest_first
-from polyfed.methods.fedmd import DIGEST, LOGITS, PRETRAIN, REVISIT, FedMD, label_shift, logits_of, public_loss
+from polyfed.methods.fedmd import DIGEST, LOGITS, PRETRAIN, REVISIT, FedMD, label_shift, public_loss
 from polyfed.models import build
 from polyfed.ops.distance import l1, soft_cross_entropy
 from polyfed.ops.norms import collect_statistics
+from polyfed.ops.passes import logits_of
 
 WORDS = {
     "l1_reduction": ("mean", "sum_outputs"),

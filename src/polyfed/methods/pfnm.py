@@ -29,10 +29,10 @@ from polyfed.core.message import Message, State
 from polyfed.core.method import Local, Plan, Step
 from polyfed.core.nets import EVAL, mode
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party
-from polyfed.core.samples import Samples
-from polyfed.methods.ensemble import CHUNK, OneShot
+from polyfed.methods.ensemble import OneShot
 from polyfed.ops.chain import check_alike, layers_of, load_chain, read_chain, write_chain
 from polyfed.ops.matching import GRID, Matching, match_networks
+from polyfed.ops.passes import count_right
 from polyfed.ops.selection import class_weights
 
 UPLOAD, SCORE = Step(), Step("score")
@@ -216,11 +216,3 @@ class PFNM(OneShot):
         with mode(module, EVAL):
             logits: Tensor = module(x)
         return logits
-
-
-@torch.no_grad()
-def count_right(module: nn.Module, data: Samples) -> int:
-    """Return how many samples a network classifies correctly."""
-    device = next(module.parameters()).device
-    with mode(module, EVAL):
-        return sum(int((module(x.to(device)).argmax(1) == y.to(device)).sum()) for x, y in data.chunks(CHUNK))

@@ -7,29 +7,26 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.nets import EVAL, mode
 from polyfed.core.samples import Samples
+from polyfed.ops.passes import pass_over
 
 Prototypes = dict[str, Tensor]  # "prototypes" [C_k, d], "classes" [C_k], "counts" [C_k]
 
 
-@torch.no_grad()
-def class_means(model: nn.Module, data: Samples, num_classes: int, chunk: int = 512) -> Prototypes:
+def class_means(model: nn.Module, data: Samples, num_classes: int) -> Prototypes:
     """Return the mean feature of every class that the data holds, in prediction mode.
 
     `classes` is uint8 where it can be (int16 past 256 classes) and `counts` int32, so that C_k classes of d features
     cost 4·C_k·d + 4·C_k + C_k bytes on the wire.
     """
-    sums: Tensor | None = None
-    device = next(model.parameters()).device
-    counts = torch.zeros(num_classes, device=device)
-    with mode(model, EVAL):
-        for x, labels in data.chunks(chunk):
-            z, y = model.features(x.to(device)), labels.to(device)  # type: ignore[operator]
-            sums = z.new_zeros(num_classes, z.shape[1]) if sums is None else sums
-            sums.index_add_(0, y, z)
-            counts += torch.bincount(y, minlength=num_classes)
-    assert sums is not None, "no samples"
+    counts = torch.zeros(num_classes, device=next(model.parameters()).device)
+
+    def sums_of(x: Tensor, y: Tensor) -> Tensor:
+        z: Tensor = model.features(x)  # type: ignore[operator]
+        counts.add_(torch.bincount(y, minlength=num_classes))
+        return z.new_zeros(num_classes, z.shape[1]).index_add_(0, y, z)
+
+    sums = torch.stack(pass_over(model, data, sums_of)).sum(0)
     present = torch.nonzero(counts).flatten()
     return {
         "prototypes": sums[present] / counts[present].unsqueeze(1),
