@@ -49,7 +49,7 @@ class Decoder(nn.Module):
         channels = [first, *WIDTHS, image_shape[0]]
         self.layers = nn.Sequential(
             *[
-                UpConv(channels[place], channels[place + 1], kernel, stride, nn.LeakyReLU(0.01))
+                UpConv(channels[place], channels[place + 1], kernel, stride, nn.LeakyReLU(0.01, inplace=True))
                 for place, (kernel, stride) in enumerate(KERNELS)
             ]
         )
