@@ -10,11 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
-from torch.utils.data import DataLoader
 
 import polyfed as pf
-from benchmarks.reference import average, tensors_of
+from benchmarks.reference import average, measure, tensors_of
 from benchmarks.workloads import CNN_MIX, MNIST, Workload
 from polyfed.api import prepare
 from polyfed.core.cost import peak_memory
@@ -38,13 +36,8 @@ def evaluation(clients: int = 20) -> dict[str, Callable[[], None]]:
     models = [workload.model(number) for number in range(clients)]
     test = tensors_of(data.test)
 
-    @torch.no_grad()
     def plain() -> None:
-        for model in models:
-            model.eval()
-            right = 0
-            for x, y in DataLoader(test, batch_size=32):
-                right += (model(x).argmax(1) == y).sum().item()
+        measure(models, test)
 
     def ours() -> None:
         federation.backend.measured.clear()  # type: ignore[attr-defined]

@@ -7,7 +7,10 @@ number of threads; states are averaged with a sum over dictionaries.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,10 +31,33 @@ def tensors_of(samples: Any) -> TensorDataset:
     return TensorDataset(samples.inputs(), samples.labels())
 
 
-class FedAvgLoop:
+class Loop:
+    """What all loops have: the seconds that they spent on training and on fusing, and networks to measure."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def counted(self, part: str) -> Iterator[None]:
+        """Add the seconds of a block to a part."""
+        start = time.perf_counter()
+        yield
+        self.seconds[part] += time.perf_counter() - start
+
+    def round(self) -> None:
+        """Train every client and fuse."""
+        raise NotImplementedError
+
+    def networks(self) -> Sequence[nn.Module]:
+        """Return the networks that a round ends with."""
+        raise NotImplementedError
+
+
+class FedAvgLoop(Loop):
     """FedAvg of one architecture: the loop that every tutorial has."""
 
     def __init__(self, model: nn.Module, datasets: Sequence[TensorDataset], batch_size: int, lr: float) -> None:
+        super().__init__()
         self.model = model
         self.datasets = datasets
         self.batch_size = batch_size
@@ -42,16 +68,23 @@ class FedAvgLoop:
         """Train every client from the global state, then take the weighted mean."""
         states = []
         for dataset in self.datasets:
-            self.model.load_state_dict(self.state)
-            train(self.model, dataset, self.batch_size, self.lr)
-            states.append(copy.deepcopy(self.model.state_dict()))
-        self.state = average(states, [len(dataset) for dataset in self.datasets])
+            with self.counted("training"):
+                self.model.load_state_dict(self.state)
+                train(self.model, dataset, self.batch_size, self.lr)
+                states.append(copy.deepcopy(self.model.state_dict()))
+        with self.counted("fusing"):
+            self.state = average(states, [len(dataset) for dataset in self.datasets])
+
+    def networks(self) -> Sequence[nn.Module]:
+        """Return the one network."""
+        return [self.model]
 
 
-class OwnedLoop:
+class OwnedLoop(Loop):
     """Layer-wise FedAvg of several architectures: a tensor is averaged over the clients that have it."""
 
     def __init__(self, models: Sequence[nn.Module], datasets: Sequence[TensorDataset], batch_size: int, lr: float):
+        super().__init__()
         self.models = models
         self.datasets = datasets
         self.batch_size = batch_size
@@ -62,15 +95,22 @@ class OwnedLoop:
         total: dict[str, Tensor] = {}
         weight: dict[str, float] = {}
         for model, dataset in zip(self.models, self.datasets, strict=True):
-            train(model, dataset, self.batch_size, self.lr)
-            for name, tensor in model.state_dict().items():
-                if tensor.is_floating_point():
-                    total[name] = total.get(name, 0) + tensor * len(dataset)
-                    weight[name] = weight.get(name, 0) + len(dataset)
-        mean = {name: tensor / weight[name] for name, tensor in total.items()}
-        for model in self.models:
-            own = model.state_dict()
-            model.load_state_dict({name: mean.get(name, tensor) for name, tensor in own.items()})
+            with self.counted("training"):
+                train(model, dataset, self.batch_size, self.lr)
+            with self.counted("fusing"):
+                for name, tensor in model.state_dict().items():
+                    if tensor.is_floating_point():
+                        total[name] = total.get(name, 0) + tensor * len(dataset)
+                        weight[name] = weight.get(name, 0) + len(dataset)
+        with self.counted("fusing"):
+            mean = {name: tensor / weight[name] for name, tensor in total.items()}
+            for model in self.models:
+                own = model.state_dict()
+                model.load_state_dict({name: mean.get(name, tensor) for name, tensor in own.items()})
+
+    def networks(self) -> Sequence[nn.Module]:
+        """Return every client's network."""
+        return self.models
 
 
 def train(model: nn.Module, dataset: TensorDataset, batch_size: int, lr: float) -> None:
@@ -84,6 +124,19 @@ def train(model: nn.Module, dataset: TensorDataset, batch_size: int, lr: float) 
         optimizer.step()
 
 
+@torch.no_grad()
+def measure(models: Sequence[nn.Module], test: TensorDataset) -> list[float]:
+    """Return the accuracy of every network."""
+    found = []
+    for model in models:
+        model.eval()
+        right = 0
+        for x, y in DataLoader(test, batch_size=32):
+            right += int((model(x).argmax(1) == y).sum())
+        found.append(right / len(test))
+    return found
+
+
 def average(states: Sequence[dict[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
     """Return the weighted mean of states, name by name."""
     total = sum(weights)
@@ -94,10 +147,11 @@ def average(states: Sequence[dict[str, Tensor]], weights: Sequence[float]) -> di
     return mean
 
 
-class MethodLoop:
+class MethodLoop(Loop):
     """Any method, one client after the other, with DataLoaders and plain optimizers on every client's own modules."""
 
     def __init__(self, federation: Federation) -> None:
+        super().__init__()
         self.federation = federation
         ctx = federation.ctx
         self.parties: dict[int, Party] = {}
@@ -121,14 +175,20 @@ class MethodLoop:
         """Send, let every client work, fuse."""
         federation, ctx = self.federation, self.federation.ctx
         replies = {}
-        for client, party in self.parties.items():
-            info = federation.backend.infos[client]
-            party.inbox = federation.method.send(federation.server, info, step, ctx) if step.down else Message()
-            for name, state in party.inbox.params.items():
-                load_state(party.models[name], state)
-            replies[client] = follow(federation.method.local(party, step, ctx), party, ctx)
+        with self.counted("training"):
+            for client, party in self.parties.items():
+                info = federation.backend.infos[client]
+                party.inbox = federation.method.send(federation.server, info, step, ctx) if step.down else Message()
+                for name, state in party.inbox.params.items():
+                    load_state(party.models[name], state)
+                replies[client] = follow(federation.method.local(party, step, ctx), party, ctx)
         if step.up:
-            federation.method.fuse(federation.server, replies, step, ctx)
+            with self.counted("fusing"):
+                federation.method.fuse(federation.server, replies, step, ctx)
+
+    def networks(self) -> Sequence[nn.Module]:
+        """Return every client's network."""
+        return [party.main for party in self.parties.values()]
 
 
 def follow(work: Any, party: Party, ctx: Context) -> Message:

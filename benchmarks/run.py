@@ -36,7 +36,7 @@ def timed(work: Callable[[], None]) -> float:
 def measure(workload: Workload, repeats: int) -> dict[str, Any]:
     """Time one round of the reference loop and of every engine, in turn."""
     data = workload.data()
-    contestants = {"reference": workload.loop(data)}
+    contestants = {"reference": workload.loop(data).round}
     contestants |= {engine: workload.contestant(engine, data) for engine in workload.engines}
     return compare(contestants, repeats, workload.target)
 

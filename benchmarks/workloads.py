@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import polyfed as pf
-from benchmarks.reference import FedAvgLoop, MethodLoop, OwnedLoop, tensors_of
+from benchmarks.reference import FedAvgLoop, Loop, MethodLoop, OwnedLoop, tensors_of
 from polyfed.api import prepare
 from polyfed.core.federation import Federation, Settings
 from polyfed.core.party import Training
@@ -71,15 +71,15 @@ class Workload:
 
         return one_round
 
-    def loop(self, data: pf.Clients) -> Callable[[], None]:
-        """Return what runs one round of the reference loop."""
+    def loop(self, data: pf.Clients) -> Loop:
+        """Return the reference loop."""
         if self.reference == "method":
-            return MethodLoop(self.federation("sequential", data)).round
+            return MethodLoop(self.federation("sequential", data))
         datasets = [tensors_of(data.client(number)[0]) for number in range(self.clients)]
         models = [self.model(number) for number in range(self.clients)]
         if self.reference == "fedavg":
-            return FedAvgLoop(models[0], datasets, self.batch, 0.01).round
-        return OwnedLoop(models, datasets, self.batch, 0.01).round
+            return FedAvgLoop(models[0], datasets, self.batch, 0.01)
+        return OwnedLoop(models, datasets, self.batch, 0.01)
 
     def model(self, client: int) -> torch.nn.Module:
         """Return a client's network."""
