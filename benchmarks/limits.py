@@ -132,7 +132,8 @@ def main() -> None:
     parser.add_argument("--save", action="store_true")
     arguments = parser.parse_args()
     described = machine()
-    found = {}
+    file = RESULTS / "limits.json"
+    found = json.loads(file.read_text())["workloads"] if file.is_file() else {}
     print("| | training | fusing | measuring | rest | bare steps | arithmetic |\n|---|---|---|---|---|---|---|")
     for workload in WORKLOADS:
         if not arguments.names or workload.name in arguments.names:
@@ -145,7 +146,7 @@ def main() -> None:
             if arguments.save:  # after each workload: a long run that is stopped keeps what it has
                 RESULTS.mkdir(parents=True, exist_ok=True)
                 content = {"machine": described, "workloads": found}
-                (RESULTS / "limits.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+                file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":

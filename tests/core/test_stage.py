@@ -208,3 +208,19 @@ def test_scaling_is_undone_exactly():
     scaling = Scaling((0.5, 0.25), (0.2, 0.1), 255.0)
     x = torch.randint(0, 256, (4, 2, 3, 3), dtype=torch.uint8)
     assert torch.allclose(scaling.undo(scaling.apply(x)), x / 255.0, atol=1e-6)
+
+
+def test_a_loss_sees_an_anchor_in_the_layout_of_its_weight():
+    module = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(144, 2))
+    party = client(module)
+    party.data = PartyData(Samples(torch.randn(4, 2, 8, 8), torch.arange(4) % 2))
+    anchor = {name: weight.detach().clone() for name, weight in module.named_parameters()}
+    seen = []
+
+    def penalised(nets, batch, aux):
+        seen.append((nets["main"].parameters()["0.weight"].stride(), aux["anchor"]["0.weight"].stride()))
+        return cross_entropy(nets, batch, aux)
+
+    run_stage(Stage(penalised, aux={"anchor": anchor}), party, replace(context(), input_shape=(2, 8, 8)), "main/0")
+    assert seen == [((18, 1, 6, 2), (18, 1, 6, 2))]
+    assert anchor["0.weight"].stride() == (18, 9, 3, 1)  # the caller's own stays as it was
