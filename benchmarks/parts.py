@@ -16,10 +16,9 @@ from benchmarks.reference import average, measure, tensors_of
 from benchmarks.workloads import CNN_MIX, MNIST, Workload
 from polyfed.api import prepare
 from polyfed.core.cost import peak_memory
-from polyfed.core.federation import Settings
 from polyfed.core.message import Message
-from polyfed.core.method import Method, Participation
-from polyfed.core.party import Training
+from polyfed.core.method import Method
+from polyfed.core.settings import Evaluation, Execution, Participation, Settings, Training
 from polyfed.models import build
 from polyfed.ops.aggregate import Part, Slot, scatter_mean
 
@@ -76,7 +75,7 @@ class Idle(Method):
 def overhead(clients: int = 200) -> float:
     """Return the milliseconds that the framework costs for a client and round with nothing to do."""
     workload = replace(Workload("idle", "local", clients, 4, 4, ("mlp:1x100",), MNIST, 0.0))
-    settings = Settings(1000, 0, Training(), evaluate_every=0)
+    settings = Settings(1000, evaluation=Evaluation(0))
     federation, _ = prepare(Idle(), workload.data(), list(workload.models), settings)
     everybody = sorted(federation.backend.infos)
     step = federation.plan.round[0]
@@ -105,7 +104,7 @@ def run_scale(clients: int = SCALE_CLIENTS) -> None:
     data = pf.load((x, y), test=(x[:1000], y[:1000]))
     parts = pf.split(data, clients=clients, by="iid", seed=0)
     settings = Settings(
-        4, 0, Training(batch_size=10), Participation(0.01), engine="batched", evaluate_every=0, evaluate_clients=100
+        4, 0, Training(batch_size=10), Participation(0.01), Evaluation(0, clients=100), Execution("batched")
     )
     federation, _ = prepare(pf.methods.make("fedavg", {}), parts, ["mlp:1x100"], settings)
     start = time.perf_counter() - begin

@@ -12,8 +12,9 @@ import torch
 import polyfed as pf
 from benchmarks.reference import FedAvgLoop, Loop, MethodLoop, OwnedLoop, tensors_of
 from polyfed.api import prepare
-from polyfed.core.federation import Federation, Settings
-from polyfed.core.party import Training
+from polyfed.config import Networks
+from polyfed.core.federation import Federation
+from polyfed.core.settings import Execution, Settings, Training
 from polyfed.models import build
 
 CNN_MIX = ("cnn:16-32", "cnn:16-32-64", "cnn:32-64,bn", "resnet:1-1,w16,stem=pool", "resnet:1-2,w16,stem=pool")
@@ -54,9 +55,9 @@ class Workload:
     def federation(self, engine: str, data: pf.Clients, workers: int | None = None) -> Federation:
         """Return a federation that is ready for its first round."""
         training = Training(batch_size=self.batch, lr=0.01)
-        settings = Settings(1000, 0, training, engine=engine, workers=workers)
+        settings = Settings(1000, 0, training, execution=Execution(engine, workers))
         method = pf.methods.make(self.method, self.options)
-        return prepare(method, data, list(self.models), settings, self.feature_dim)[0]
+        return prepare(method, data, list(self.models), settings, Networks(feature_dim=self.feature_dim))[0]
 
     def contestant(self, engine: str, data: pf.Clients, workers: int | None = None) -> Callable[[], None]:
         """Return what runs one round of training and fusing (nothing is measured) with an engine."""

@@ -4,9 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from polyfed import methods
-from polyfed.compare import rounds_of
-from polyfed.experiment import Experiment, read_experiment
+from polyfed.config import experiment, read_experiment
 
 FILES = sorted((Path(__file__).parents[1] / "experiments").rglob("*.toml"))
 
@@ -17,15 +15,14 @@ def test_experiment_file(file):
 
     described, used = set(), set()
     for scale in (None, *tomllib.loads(file.read_text()).get("scales", {})):
-        experiment = read_experiment(file, scale=scale)
-        for label in experiment.compare:
-            name, options = experiment.method_options(label)
-            methods.make(name, options)
-        described |= set(experiment.methods)
-        used |= {*experiment.compare, experiment.method}
+        told = read_experiment(file, scale=scale)
+        for label in told.compare:
+            assert told.config(label).label == label
+        described |= set(told.methods)
+        used |= {*told.compare, told.base.label}
     assert described <= used  # a variant that no scale compares is a slip of the pen
 
 
 def test_a_method_with_rounds_of_its_own_takes_those():
-    experiment = Experiment(method="fedavg", rounds=7)
-    assert (rounds_of(experiment), rounds_of(experiment, "ams")) == (7, 1)
+    told = experiment(method="fedavg", rounds=7)
+    assert (told.config().planned_rounds(), told.config("ams").planned_rounds()) == (7, 1)

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
 from polyfed import methods
 from polyfed.backends.flower import require_flower
 from polyfed.backends.inprocess import InProcess, chosen_device
-from polyfed.build import ModelSpec, make_parties, pool
+from polyfed.build import ModelSpec, label_of, make_parties, pool
+from polyfed.config import Config, Data, Networks, differences
 from polyfed.core.errors import InputError, RunDirectoryError
-from polyfed.core.federation import Federation, Line, Settings, few
-from polyfed.core.method import EVALUATE, Method, Participation
+from polyfed.core.federation import Federation, Line, few
+from polyfed.core.method import EVALUATE, Method
 from polyfed.core.needs import check_needs
-from polyfed.core.party import ClientInfo, Training
+from polyfed.core.party import ClientInfo
 from polyfed.core.rundir import RunDirectory
-from polyfed.core.stage import OPTIMIZERS
-from polyfed.data import Clients, from_recipe
+from polyfed.core.settings import Evaluation, Execution, Participation, Settings, Training
+from polyfed.data import Clients
 from polyfed.result import Models, Result
+
+Observer = Callable[[Line], None]
 
 
 def run(
@@ -44,8 +47,8 @@ def run(
     engine: str = "threads",
     workers: int | None = None,
     device: str = "cpu",
-    config: dict[str, Any] | None = None,
-    observers: Sequence[Callable[[Line], None]] = (),
+    label: str | None = None,
+    observers: Sequence[Observer] = (),
 ) -> Result:
     """Run a method over clients with different models.
 
@@ -75,6 +78,8 @@ def run(
         Flower's simulation runtime (Ray), which can use a cluster.
     device
         Where active clients compute: `cpu`, `cuda`, or `auto` (a GPU if there is one).
+    label
+        What tables call this run; None: the method's name.
 
     Returns
     -------
@@ -88,37 +93,78 @@ def run(
     """
     method = methods.make(method) if isinstance(method, str) else method
     models = [models] if isinstance(models, str) or not isinstance(models, Sequence) else list(models)
-    participation = Participation(share=participation) if isinstance(participation, int | float) else participation
-    settings = Settings(
-        rounds,
-        seed,
-        training or Training(),
-        participation,
-        evaluation_rounds(evaluate),
-        checkpoint_seconds,
-        chosen_device(device),
-        engine,
-        workers,
-        evaluate_clients,
-        evaluate_samples,
+    config = Config(
+        method=method,
+        label=label or method.name or type(method).__name__,
+        rounds=rounds,
+        seed=seed,
+        data=Data.of(clients, seed),
+        models=Networks(tuple(map(described, models)), feature_dim, feature_adapter),  # type: ignore[arg-type]
+        training=training or Training(),
+        participation=Participation(share=participation) if isinstance(participation, int | float) else participation,
+        evaluation=Evaluation(evaluate, evaluate_clients, evaluate_samples),  # type: ignore[arg-type]
+        execution=Execution(engine, workers, device, checkpoint_seconds),  # type: ignore[arg-type]
+        script=tuple(
+            part
+            for part, named in (
+                ("method", methods.is_importable(type(method))),
+                ("data", bool(clients.recipe.get("repeatable"))),
+                ("models", all(isinstance(model, str) for model in models)),
+            )
+            if not named
+        ),
     )
-    check_settings(settings)
-    federation, infos = prepare(method, clients, models, settings, feature_dim, feature_adapter)
-    described = describe_run(method, clients, models, settings, feature_dim, feature_adapter, config)
-    directory = federation.directory = _directory(out, described, resume)
-    federation.observers = list(observers)
+    return execute(config, clients, models, out, resume, observers)
+
+
+def execute(
+    config: Config,
+    clients: Clients | None = None,
+    models: Sequence[ModelSpec] | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    observers: Sequence[Observer] = (),
+) -> Result:
+    """Run a configuration; data and models are made from it where they are not given.
+
+    Raises
+    ------
+    InputError
+        Before any training, when the request cannot be carried out.
+    """
+    clients = clients if clients is not None else config.data.load(config.seed)
+    models = models if models is not None else config.models.names
+    config = replace(config, fingerprint=clients.fingerprint)
+    federation, infos = prepare(config.method, clients, models, config.settings(), config.models)
+    directory = _directory(out, config, resume)
+    try:
+        federation.directory = directory
+        federation.observers = list(observers)
+        if config.execution.engine == "flower":
+            require_flower()
+            from polyfed.backends.flower.simulation import simulate
+
+            history = simulate(federation, clients, models, config.models, resume)
+        else:
+            history = federation.run(resume)
+        result = _result(config, federation, infos, clients, history)
+        if directory is not None:
+            result.directory = directory.path
+            result.save(directory.path)
+        return result
+    finally:
+        if directory is not None:
+            directory.close()
+
+
+def _result(
+    config: Config, federation: Federation, infos: list[ClientInfo], clients: Clients, history: list[Line]
+) -> Result:
     backend = federation.backend
     assert isinstance(backend, InProcess)
-    if engine == "flower":
-        require_flower()
-        from polyfed.backends.flower.simulation import simulate
-
-        history = simulate(federation, clients, models, feature_dim, feature_adapter, resume)
-    else:
-        history = federation.run(resume)
-    result = Result(
-        method=described["label"],
-        seed=seed,
+    return Result(
+        method=config.label,
+        seed=config.seed,
         rounds=federation.rounds,
         history=history,
         cost=federation.meter,
@@ -127,16 +173,12 @@ def run(
         parameters=[info.parameters for info in infos],
         label_counts=clients.label_counts().tolist(),
         class_names=list(clients.class_names),
-        config=described,
+        config=config.dump(),
         models=Models(sorted(backend.infos), lambda client: _model_of(federation, backend, client)),
         server_model=federation.server.models.get("main"),
         server=federation.server,
-        directory=directory.path if directory else None,
-        pooled=method.pools_data,
+        pooled=config.method.pools_data,
     )
-    if directory is not None:
-        result.save(directory.path)
-    return result
 
 
 def _model_of(federation: Federation, backend: InProcess, client: int) -> nn.Module:
@@ -150,8 +192,7 @@ def prepare(
     clients: Clients,
     models: Sequence[ModelSpec],
     settings: Settings,
-    feature_dim: int | None = None,
-    feature_adapter: str = "linear",
+    networks: Networks = Networks(),  # noqa: B008 (frozen)
 ) -> tuple[Federation, list[ClientInfo]]:
     """Build a federation and check that everything fits; nothing is trained or written.
 
@@ -160,14 +201,15 @@ def prepare(
     InputError
         When the method does not fit the models or the data.
     """
-    method.check()
+    device = chosen_device(settings.execution.device)
+    settings = replace(settings, execution=replace(settings.execution, device=device))
     outputs = method.outputs(clients.num_classes, own_public_classes(clients))
     infos, data, blueprints = make_parties(
-        method, clients, models, outputs, settings.seed, feature_dim, feature_adapter
+        method, clients, models, outputs, settings.seed, networks.feature_dim, networks.feature_adapter
     )
     check_needs(method, infos, blueprints, clients.public, clients.input_shape, known_methods)
     parties, holdings = pool(infos, data) if method.pools_data else (infos, data)
-    engine = "sequential" if settings.engine == "flower" else settings.engine  # there the clients are elsewhere
+    engine = settings.execution.engine
     federation = Federation(
         method,
         InProcess(
@@ -176,8 +218,8 @@ def prepare(
             holdings,
             blueprints,
             clients.test,
-            engine,
-            settings.workers,
+            "sequential" if engine == "flower" else engine,  # there the clients are elsewhere
+            settings.execution.workers,
             sample=few(clients.test, settings),
         ),
         settings,
@@ -190,7 +232,7 @@ def prepare(
     return federation, infos
 
 
-def resume(out: str | Path, observers: Sequence[Callable[[Line], None]] = ()) -> Result:
+def resume(out: str | Path, observers: Sequence[Observer] = ()) -> Result:
     """Continue a run that was started from names (models, data and method): all that is needed is in its directory.
 
     Raises
@@ -198,71 +240,38 @@ def resume(out: str | Path, observers: Sequence[Callable[[Line], None]] = ()) ->
     RunDirectoryError
         When the run used objects that only its own script can make again.
     """
-    _, config = RunDirectory.open(Path(out))
-    if not config["repeatable"]:
+    config = read_config(out)
+    if config.script:
         raise RunDirectoryError(
-            f"The run in {out} used models, data or a method from a script: call polyfed.run(..., resume=True) in that "
-            "script, with the same arguments."
+            f"The run in {out} used {' and '.join(config.script)} from a script: call polyfed.run(..., resume=True) in "
+            "that script, with the same arguments."
         )
-    return run(
-        methods.make(config["method"], config["options"]),
-        from_recipe(config["clients"]),
-        config["models"],
-        config["rounds"],
-        Training(**config["training"]),
-        config["seed"],
-        out,
-        participation=Participation(**config["participation"]),
-        feature_dim=config["feature_dim"],
-        feature_adapter=config["feature_adapter"],
-        evaluate=config["evaluate_every"],
-        evaluate_clients=config["evaluate_clients"],
-        evaluate_samples=config["evaluate_samples"],
-        checkpoint_seconds=config["checkpoint_seconds"],
-        engine=config["engine"],
-        workers=config["workers"],
-        device=config["device"],
-        resume=True,
-        config={"label": config["label"]},
-        observers=observers,
-    )
+    return execute(config, out=out, resume=True, observers=observers)
 
 
-def describe_run(
-    method: Method,
-    clients: Clients,
-    models: Sequence[ModelSpec],
-    settings: Settings,
-    feature_dim: int | None,
-    feature_adapter: str,
-    config: dict[str, Any] | None,
-) -> dict[str, Any]:
-    """Return everything needed to run it again, for `config.json`."""
-    known = type(method).name in methods.registry() and methods.registry()[method.name] is type(method)
-    named = all(isinstance(model, str) for model in models)
-    return {
-        "method": method.name if known else f"{type(method).__module__}:{type(method).__qualname__}",
-        "label": method.name,
-        "options": {field.name: getattr(method, field.name) for field in fields(method)},
-        "clients": clients.recipe,
-        "fingerprint": clients.fingerprint,
-        "models": [model if isinstance(model, str) else repr(model) for model in models],
-        "rounds": settings.rounds,
-        "seed": settings.seed,
-        "training": asdict(settings.training),
-        "participation": asdict(settings.participation),
-        "evaluate_every": settings.evaluate_every,
-        "evaluate_clients": settings.evaluate_clients,
-        "evaluate_samples": settings.evaluate_samples,
-        "checkpoint_seconds": settings.checkpoint_seconds,
-        "engine": settings.engine,
-        "workers": settings.workers,
-        "device": settings.device,
-        "feature_dim": feature_dim,
-        "feature_adapter": feature_adapter,
-        "repeatable": bool(named and known and clients.recipe.get("repeatable")),
-        **(config or {}),
-    }
+def read_config(out: str | Path) -> Config:
+    """Return the configuration of a run directory.
+
+    Raises
+    ------
+    RunDirectoryError
+        When there is none, or it is damaged or from another version.
+    """
+    found = RunDirectory.read_config(Path(out))
+    try:
+        return Config.load(found)
+    except (InputError, KeyError, TypeError) as error:
+        raise RunDirectoryError(f"The configuration in {out} cannot be used: {error}") from error
+
+
+def described(model: ModelSpec) -> str:
+    """Return a model string, or what tells a class, function or module from another in any process."""
+    if isinstance(model, str):
+        return model
+    if isinstance(model, nn.Module):
+        shapes = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in model.state_dict().items()]
+        return f"{label_of(model)}#{hashlib.sha256(f'{model!r}|{shapes}'.encode()).hexdigest()[:12]}"
+    return f"{getattr(model, '__module__', '')}:{getattr(model, '__qualname__', type(model).__name__)}"
 
 
 def known_methods() -> list[Method]:
@@ -276,59 +285,27 @@ def own_public_classes(clients: Clients) -> int | None:
     return None if held_out else clients.public_classes
 
 
-def evaluation_rounds(evaluate: str | int) -> int:
-    """Turn `every=5`, `5` or `end` into a number of rounds (0: only at the end)."""
-    text = str(evaluate)
-    if text == "end":
-        return 0
-    number = text.removeprefix("every=")
-    if not number.isdigit():
-        raise InputError(f"evaluate is 'every=N' or 'end', not '{evaluate}'.")
-    return int(number)
-
-
-def check_settings(settings: Settings) -> None:
-    """Refuse numbers that make no sense, with the name of the setting."""
-    training, participation = settings.training, settings.participation
-    if settings.rounds < 1:
-        raise InputError(f"rounds must be at least 1, got {settings.rounds}.")
-    for name in ("evaluate_clients", "evaluate_samples"):
-        number = getattr(settings, name)
-        if number is not None and number < 1:
-            raise InputError(f"{name} must be at least 1, got {number}.")
-    if training.epochs < 1 or training.batch_size < 1:
-        raise InputError(f"epochs and batch_size must be at least 1, got {training.epochs} and {training.batch_size}.")
-    if not 0 < training.lr < float("inf"):
-        raise InputError(f"lr must be a positive number, got {training.lr}.")
-    if training.optimizer not in OPTIMIZERS:
-        raise InputError(f"optimizer is one of {', '.join(OPTIMIZERS)}, not '{training.optimizer}'.")
-    if not 0 < participation.share <= 1:
-        raise InputError(f"participation must be above 0 and at most 1, got {participation.share}.")
-    if not 0 <= participation.dropout < 1:
-        raise InputError(f"dropout is a share from 0 to below 1, got {participation.dropout}.")
-    if participation.who not in ("random", "weakest"):
-        raise InputError(f"who drops out is 'random' or 'weakest', not '{participation.who}'.")
-
-
-def _directory(out: str | Path | None, config: dict[str, Any], resume: bool) -> RunDirectory | None:
+def _directory(out: str | Path | None, config: Config, resume: bool) -> RunDirectory | None:
     if out is None:
         if resume:
             raise InputError("resume needs the directory of the earlier run: pass out=...")
         return None
     if not resume:
-        return RunDirectory.create(Path(out), config)
-    directory, earlier = RunDirectory.open(Path(out))
-    for key in ("method", "options", "fingerprint", "models", "rounds", "seed", "training", "participation"):
-        if _plain(earlier.get(key)) != _plain(config[key]):
-            raise RunDirectoryError(
-                f"Cannot continue {out}: its {key} was {earlier.get(key)!r}, now it is {config[key]!r}; "
-                "use the same settings, or another --out."
-            )
-    return directory
+        return RunDirectory.create(Path(out), config.dump())
+    check_same(out, config)
+    return RunDirectory.open(Path(out))
 
 
-def _plain(value: Any) -> Any:
-    """Compare settings as JSON keeps them: tuples are lists there."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+def check_same(out: str | Path, config: Config) -> None:
+    """Refuse a directory that holds a run with other settings.
+
+    Raises
+    ------
+    RunDirectoryError
+        Naming every setting that differs.
+    """
+    found = differences(read_config(out), config)
+    if found:
+        raise RunDirectoryError(
+            f"{out} holds a run with other settings ({'; '.join(found)}): use the same ones, or another --out."
+        )

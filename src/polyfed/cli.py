@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from polyfed import __version__
 from polyfed.backends.flower.commands import register as register_flower
-
-if TYPE_CHECKING:
-    from polyfed.experiment import Experiment
+from polyfed.options import with_settings
 
 app = typer.Typer(
     name="polyfed",
@@ -25,39 +24,32 @@ app = typer.Typer(
 )
 
 File = Annotated[Path | None, typer.Argument(help="An experiment file (TOML); options override its values.")]
-Method = Annotated[str | None, typer.Option(help="Name of the method, or package.module:Class of your own.")]
-Data = Annotated[str | None, typer.Option(help="Data set: a known name, a Hub id, a parquet file or a folder.")]
-Limit = Annotated[int | None, typer.Option(help="Use at most N training and N test samples.")]
-NumberOfClients = Annotated[int | None, typer.Option("--clients", help="Number of clients.")]
-Partition = Annotated[
-    str | None, typer.Option(help="iid | dirichlet:A | labels:3-6 | shards:N | quantity:A | column:NAME")
-]
-ModelNames = Annotated[str | None, typer.Option("--models", help="Model strings, dealt to the clients in turn: a,b,c")]
-FeatureDim = Annotated[int | None, typer.Option(help="Give every model features of this size.")]
-Rounds = Annotated[int | None, typer.Option(help="Number of rounds.")]
-Share = Annotated[float | None, typer.Option("--participation", help="Share of the clients in a round.")]
-Epochs = Annotated[int | None, typer.Option(help="Local epochs in a round.")]
-BatchSize = Annotated[int | None, typer.Option(help="Local batch size.")]
-OptimizerName = Annotated[str | None, typer.Option("--optimizer", help="sgd | adam | adamw")]
-LearningRate = Annotated[float | None, typer.Option("--lr", help="Learning rate.")]
-Seed = Annotated[int | None, typer.Option(help="Seed of everything random.")]
-Evaluate = Annotated[str | None, typer.Option(help="When to measure: every=N or end.")]
-EvaluateClients = Annotated[int | None, typer.Option(help="Measure only N clients until the end.")]
-EvaluateSamples = Annotated[int | None, typer.Option(help="Measure on N test samples only until the end.")]
-Engine = Annotated[str | None, typer.Option(help="auto | sequential | threads | batched | flower")]
-Workers = Annotated[int | None, typer.Option(help="Threads that train clients (default: as many as torch uses).")]
-Device = Annotated[str | None, typer.Option(help="cpu | cuda | auto")]
-PublicData = Annotated[str | None, typer.Option("--public", help="Public data: N rows held out, or NAME[:N].")]
 Out = Annotated[Path | None, typer.Option(help="A new directory for everything the run leaves behind.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress lines.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON (progress goes to the error stream).")]
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", help="key=value; method.mu=0.1 sets a hyper-parameter. May be repeated.")
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="key=value: any setting, or method.mu=0.1 for a hyper-parameter. May be repeated."),
 ]
 Log = Annotated[
     list[str] | None, typer.Option("--log", help="Also write to csv, tensorboard or mlflow. May be repeated.")
 ]
-Scale = Annotated[str | None, typer.Option(help="Which [scales.NAME] table of the experiment file to use.")]
+Scale = Annotated[str | None, typer.Option(help="Which scales.NAME table of the experiment file to use.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"polyfed {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _polyfed(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and stop.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Federated learning for parties with different neural networks."""
 
 
 @app.command()
@@ -73,92 +65,55 @@ def demo(
 
 
 @app.command()
+@with_settings()
 def run(
     file: File = None,
-    method: Method = None,
-    data: Data = None,
-    limit: Limit = None,
-    clients: NumberOfClients = None,
-    partition: Partition = None,
-    models: ModelNames = None,
-    feature_dim: FeatureDim = None,
-    rounds: Rounds = None,
-    participation: Share = None,
-    epochs: Epochs = None,
-    batch_size: BatchSize = None,
-    optimizer: OptimizerName = None,
-    lr: LearningRate = None,
-    seed: Seed = None,
-    device: Device = None,
-    engine: Engine = None,
-    workers: Workers = None,
-    evaluate: Evaluate = None,
-    evaluate_clients: EvaluateClients = None,
-    evaluate_samples: EvaluateSamples = None,
-    public: PublicData = None,
+    method: Annotated[str | None, typer.Option(help="Name of the method, or package.module:Class of your own.")] = None,
     out: Out = None,
     quiet: Quiet = False,
     as_json: Json = False,
-    settings: Settings = None,
+    set_: Set = None,
     scale: Scale = None,
     log: Log = None,
+    **given: str | None,
 ) -> None:
     """Run one method."""
-    given = _given(locals())
-    experiment = _experiment(file, given, settings, scale)
-    from polyfed.compare import rounds_of, run_experiment
+    from polyfed.api import execute
+    from polyfed.config import read_experiment
     from polyfed.live import watching
 
+    config = read_experiment(file, {"method": method, **given}, set_ or (), scale).config()
     progress = Console(stderr=as_json, quiet=quiet)
     with watching(progress, log or (), out, f"polyfed resume {out}" if out else None) as watch:
-        observers = watch(experiment.method, rounds_of(experiment), experiment.model_dump())
-        result = run_experiment(experiment, out=out, observers=observers)
+        observers = watch(config.label, config.planned_rounds(), config.dump())
+        result = execute(config, out=out, observers=observers)
     _report(out, progress)
     _show(result, as_json)
 
 
 @app.command()
+@with_settings()
 def compare(
     file: File = None,
     methods: Annotated[str | None, typer.Option(help="Methods to compare: a,b,c (local is always among them).")] = None,
     seeds: Annotated[int | None, typer.Option(help="How many seeds.")] = None,
-    data: Data = None,
-    limit: Limit = None,
-    clients: NumberOfClients = None,
-    partition: Partition = None,
-    models: ModelNames = None,
-    feature_dim: FeatureDim = None,
-    rounds: Rounds = None,
-    participation: Share = None,
-    epochs: Epochs = None,
-    batch_size: BatchSize = None,
-    optimizer: OptimizerName = None,
-    lr: LearningRate = None,
-    seed: Seed = None,
-    device: Device = None,
-    engine: Engine = None,
-    workers: Workers = None,
-    evaluate: Evaluate = None,
-    evaluate_clients: EvaluateClients = None,
-    evaluate_samples: EvaluateSamples = None,
-    public: PublicData = None,
     out: Out = None,
     quiet: Quiet = False,
     as_json: Json = False,
-    settings: Settings = None,
+    set_: Set = None,
     scale: Scale = None,
     log: Log = None,
+    **given: str | None,
 ) -> None:
     """Run several methods over several seeds on the same splits and initial weights."""
-    given = _given(locals(), without=("methods", "seeds"))
-    experiment = _experiment(file, given, settings, scale)
     from polyfed.compare import compare as run_all
-    from polyfed.compare import rounds_of
+    from polyfed.config import read_experiment
     from polyfed.live import watching
     from polyfed.tables import comparison_table
 
-    progress = Console(stderr=as_json, quiet=quiet)
     labels = [label.strip() for label in methods.split(",")] if methods else None
+    experiment = read_experiment(file, given, set_ or (), scale, labels)
+    progress = Console(stderr=as_json, quiet=quiet)
     again = "the same command: finished runs are kept, this one goes on" if out else None
     with watching(progress, log or (), out, again) as watch:
         rows = run_all(
@@ -166,15 +121,14 @@ def compare(
             labels,
             seeds,
             out,
-            started=lambda label, seed: watch(
-                f"{label} #{seed}", rounds_of(experiment, label), experiment.model_dump()
-            ),
+            started=lambda config: watch(f"{config.label} #{config.seed}", config.planned_rounds(), config.dump()),
         )
     _report(out, progress)
     if as_json:
         sys.stdout.write(json.dumps([vars(row) for row in rows], indent=2) + "\n")
         return
-    title = f"{experiment.data}, {experiment.clients} clients, {experiment.partition}, {experiment.rounds} rounds"
+    data = experiment.base.data
+    title = f"{data.source}, {data.clients} clients, {data.partition}, {experiment.base.rounds} rounds"
     _paper().print(comparison_table(rows, title))
     if out:
         Console().print(f"Everything is in {out}", highlight=False)
@@ -187,14 +141,14 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Continue a run from its checkpoint."""
+    from polyfed.api import read_config
     from polyfed.api import resume as continue_run
-    from polyfed.core.rundir import RunDirectory
     from polyfed.live import watching
 
-    _, config = RunDirectory.open(directory)
+    config = read_config(directory)
     progress = Console(stderr=as_json, quiet=quiet)
     with watching(progress, (), directory, f"polyfed resume {directory}") as watch:
-        result = continue_run(directory, watch(config["label"], config["rounds"], config))
+        result = continue_run(directory, watch(config.label, config.planned_rounds(), config.dump()))
     _report(directory, progress)
     _show(result, as_json)
 
@@ -339,18 +293,6 @@ def main() -> None:
             sys.exit(130)
         Console(stderr=True).print(f"[bold red]Error:[/] {error}", highlight=False, soft_wrap=True, markup=True)
         sys.exit(1)
-
-
-def _given(values: dict[str, Any], without: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the options of a command that describe the experiment."""
-    others = {"file", "out", "quiet", "as_json", "settings", "scale", "log", *without}
-    return {key: value for key, value in values.items() if key not in others}
-
-
-def _experiment(file: Path | None, given: dict[str, Any], settings: list[str] | None, scale: str | None) -> Experiment:
-    from polyfed.experiment import read_experiment
-
-    return read_experiment(file, given, settings or [], scale)
 
 
 def _fresh(path: Path) -> Path:

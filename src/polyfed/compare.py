@@ -1,87 +1,25 @@
-"""Run an experiment, or several methods over several seeds on identical splits and initial weights."""
+"""Several methods over several seeds on identical splits and initial weights."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
-from polyfed import methods
-from polyfed.api import prepare, run
+from polyfed.api import check_same, execute, prepare
+from polyfed.config import Config, Experiment
 from polyfed.core.checkpoint import read_json, write_json
 from polyfed.core.cost import DOWN, UP
-from polyfed.core.errors import InputError, RunDirectoryError
-from polyfed.core.federation import Settings
-from polyfed.core.method import Participation
-from polyfed.core.party import Training
-from polyfed.core.rundir import RunDirectory
-from polyfed.data import Clients, load, split
-from polyfed.experiment import TRAINING, Experiment
-from polyfed.result import Result
+from polyfed.core.errors import InputError
+from polyfed.core.lock import Lock
+from polyfed.data import Clients
 
 REFERENCE = "local"
-
-
-def make_clients(experiment: Experiment, seed: int) -> Clients:
-    """Load and split the data of an experiment."""
-    data = load(experiment.data, limit=experiment.limit, seed=seed, resize=experiment.resize)
-    return split(
-        data,
-        experiment.clients,
-        experiment.partition,
-        seed,
-        validation=experiment.validation,
-        public=experiment.public,
-        min_size=experiment.min_size,
-    )
-
-
-def rounds_of(experiment: Experiment, label: str | None = None) -> int:
-    """Return the rounds that a method of an experiment will take: its own number, or the experiment's."""
-    name, options = experiment.method_options(label or experiment.method)
-    planned = methods.make(name, options).plan().rounds
-    return planned if planned is not None else experiment.rounds
-
-
-def run_experiment(
-    experiment: Experiment,
-    label: str | None = None,
-    seed: int | None = None,
-    out: str | Path | None = None,
-    clients: Clients | None = None,
-    observers: Sequence[Callable[[dict[str, Any]], None]] = (),
-    resume: bool = False,
-) -> Result:
-    """Run one method of an experiment with one seed."""
-    label = label or experiment.method
-    seed = experiment.seed if seed is None else seed
-    name, options = experiment.method_options(label)
-    return run(
-        methods.make(name, options),
-        clients if clients is not None else make_clients(experiment, seed),
-        list(experiment.models),
-        experiment.rounds,
-        Training(**{key: getattr(experiment, key) for key in TRAINING}),
-        seed,
-        out,
-        participation=Participation(experiment.participation, experiment.dropout, experiment.drop),
-        feature_dim=experiment.feature_dim,
-        feature_adapter=experiment.feature_adapter,
-        evaluate=experiment.evaluate,
-        evaluate_clients=experiment.evaluate_clients,
-        evaluate_samples=experiment.evaluate_samples,
-        checkpoint_seconds=experiment.checkpoint_seconds,
-        engine=experiment.engine,
-        workers=experiment.workers,
-        device=experiment.device,
-        config={"label": label},
-        observers=observers,
-        resume=resume,
-    )
 
 
 @dataclass(frozen=True)
@@ -114,65 +52,63 @@ def compare(
     labels: Sequence[str] | None = None,
     seeds: int | None = None,
     out: str | Path | None = None,
-    started: Callable[[str, int], Sequence[Callable[[dict[str, Any]], None]]] | None = None,
+    started: Callable[[Config], Sequence[Callable[[dict[str, Any]], None]]] | None = None,
 ) -> list[Row]:
     """Run methods x seeds; with `local` as the reference row. Finished runs in `out` are kept and not run again.
 
     Raises
     ------
     InputError
-        Before the first run, when any of the methods does not fit the models or data.
+        Before the first run, when any of the methods does not fit the models or data, or `out` holds a run with other
+        settings.
     """
-    labels = list(dict.fromkeys(labels or experiment.compare or (experiment.method,)))
+    seeds = experiment.seeds if seeds is None else seeds
+    if seeds < 1:
+        raise InputError(f"seeds must be at least 1, got {seeds}.")
+    labels = list(dict.fromkeys(labels or experiment.compare or (experiment.base.label,)))
     if REFERENCE not in labels:
         labels.insert(0, REFERENCE)
-    numbers = range(experiment.seed, experiment.seed + (seeds or experiment.seeds))
-    if not numbers:
-        raise InputError("seeds must be at least 1.")
-    first = make_clients(experiment, experiment.seed)
-    for label in labels:
-        _check_fits(experiment, label, first)
-    results: dict[str, list[dict[str, Any]]] = {label: [] for label in labels}
-    for seed in numbers:
-        clients = make_clients(experiment, seed)
-        for label in labels:
-            folder = Path(out) / label.replace("/", "-").replace(" ", "_") / f"seed-{seed}" if out else None
-            observers = started(label, seed) if started else ()
-            results[label].append(_one(experiment, label, seed, folder, clients, observers))
-    rows = summarise(results)
-    if out:
-        write_json(
-            Path(out) / "comparison.json", {"experiment": experiment.model_dump(), "rows": [vars(r) for r in rows]}
-        )
+    first = experiment.base.seed
+    load = lru_cache(maxsize=1)(experiment.base.data.load)  # runs come seed by seed
+    runs = [experiment.config(label, seed) for seed in range(first, first + seeds) for label in labels]
+    for config in runs[: len(labels)]:
+        prepare(config.method, load(first), config.models.names, config.settings(), config.models)
+    if out is None:
+        return _all(runs, None, load, started)
+    with Lock(Path(out)):
+        rows = _all(runs, Path(out), load, started)
+        content = {"experiment": experiment.dump(), "rows": [vars(row) for row in rows]}
+        write_json(Path(out) / "comparison.json", content)
     return rows
 
 
-def _one(
-    experiment: Experiment, label: str, seed: int, folder: Path | None, clients: Clients, observers: Sequence[Any]
-) -> dict[str, Any]:
-    """Run, continue, or read one run of a comparison."""
-    if folder is not None and (folder / "result.json").is_file():
-        _, config = RunDirectory.open(folder)
-        if config["fingerprint"] != clients.fingerprint or config["rounds"] != experiment.rounds:
-            raise RunDirectoryError(f"{folder} holds a run with other settings: choose another --out.")
-        found: dict[str, Any] = read_json(folder / "result.json")
-        return found
-    begun = folder is not None and (folder / "config.json").is_file()
-    return run_experiment(experiment, label, seed, folder, clients, observers, resume=begun).summary()
+def _all(
+    runs: Sequence[Config],
+    out: Path | None,
+    load: Callable[[int], Clients],
+    started: Callable[[Config], Sequence[Callable[[dict[str, Any]], None]]] | None,
+) -> list[Row]:
+    """Run, continue, or read every run."""
+    folders = [out / folder_of(config) if out else None for config in runs]
+    begun = [folder is not None and (folder / "config.json").is_file() for folder in folders]
+    for config, folder, there in zip(runs, folders, begun, strict=True):
+        if there:  # nothing trains before all of them are known to be the same
+            assert folder is not None
+            check_same(folder, replace(config, fingerprint=load(config.seed).fingerprint))
+    results: dict[str, list[dict[str, Any]]] = {config.label: [] for config in runs}
+    for config, folder, there in zip(runs, folders, begun, strict=True):
+        if folder is not None and (folder / "result.json").is_file():
+            results[config.label].append(read_json(folder / "result.json"))
+            continue
+        observers = started(config) if started else ()
+        done = execute(config, load(config.seed), out=folder, resume=there, observers=observers)
+        results[config.label].append(done.summary())
+    return summarise(results)
 
 
-def _check_fits(experiment: Experiment, label: str, clients: Clients) -> None:
-    """Refuse a method that does not fit before any of the others has trained."""
-    name, options = experiment.method_options(label)
-    settings = Settings(experiment.rounds, experiment.seed)
-    prepare(
-        methods.make(name, options),
-        clients,
-        list(experiment.models),
-        settings,
-        experiment.feature_dim,
-        experiment.feature_adapter,
-    )
+def folder_of(config: Config) -> Path:
+    """Return where a comparison keeps a run."""
+    return Path(config.label.replace("/", "-").replace(" ", "_")) / f"seed-{config.seed}"
 
 
 def summarise(results: dict[str, list[dict[str, Any]]]) -> list[Row]:

@@ -3,41 +3,40 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from polyfed.compare import compare
+from polyfed.config import experiment
 from polyfed.core.checkpoint import read_json
-from polyfed.experiment import Experiment
 from polyfed.tables import Progress, client_table, comparison_table
 
 METHODS = ("local", "fedavg", "fedmd", "fedproto")
-EXPERIMENT = Experiment(
-    data="digits",
-    clients=10,
-    partition="dirichlet:0.3",
-    public=200,
-    models=("mlp:1x64", "mlp:2x64", "cnn:16-32", "cnn:16-32,bn", "resnet10:w8"),
-    feature_dim=64,
-    rounds=8,
-    epochs=3,
-    batch_size=16,
-    lr=0.05,
-    momentum=0.9,
-    methods={
-        "fedmd": {"digest_epochs": 5, "public_epochs": 0, "private_epochs": 3}
-    },  # public data counts as unlabelled
-)
+SETTINGS: dict[str, Any] = {
+    "data": "digits",
+    "clients": 10,
+    "partition": "dirichlet:0.3",
+    "public": 200,
+    "models": ("mlp:1x64", "mlp:2x64", "cnn:16-32", "cnn:16-32,bn", "resnet10:w8"),
+    "feature_dim": 64,
+    "epochs": 3,
+    "batch_size": 16,
+    "lr": 0.05,
+    "momentum": 0.9,
+    "methods": {"fedmd": {"digest_epochs": 5, "public_epochs": 0, "private_epochs": 3}},  # public data is unlabelled
+}
 
 
 def demonstrate(out: Path, rounds: int, progress: Console, console: Console) -> None:
     """Run the demonstration into a fresh directory and print its tables."""
-    experiment = EXPERIMENT.model_copy(update={"rounds": rounds})
-    networks = ", ".join(experiment.models)
+    shown = experiment(rounds=rounds, **SETTINGS)
+    networks = ", ".join(shown.base.models.names)
     console.print(
-        f"{experiment.clients} clients, five networks ({networks}), real 8x8 handwritten digits.\n", highlight=False
+        f"{shown.base.data.clients} clients, five networks ({networks}), real 8x8 digits.\n",
+        highlight=False,
     )
-    rows = compare(experiment, METHODS, 1, out, started=lambda label, seed: [Progress(progress, rounds, label)])
+    rows = compare(shown, METHODS, 1, out, started=lambda config: [Progress(progress, rounds, config.label)])
     best = max(rows, key=lambda row: row.accuracy[0])
     console.print()
     console.print(comparison_table(rows, "digits, Dirichlet(0.3): who gained what, at which cost"))

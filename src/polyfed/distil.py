@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.errors import InputError
-from polyfed.core.party import Training
 from polyfed.core.rng import generator, seeded
 from polyfed.core.samples import Samples
+from polyfed.core.settings import Training
 from polyfed.core.stage import Aux, Batch, Stage
 from polyfed.models import build
 from polyfed.ops.chain import sample_inputs

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from polyfed.core.party import Context, Party, PartyData, Training
+from polyfed.core.party import Context, Party, PartyData
 from polyfed.core.rng import SERVER
 from polyfed.core.runner import run_stage
+from polyfed.core.settings import Training
 from polyfed.core.stage import Stage
 
 

@@ -12,18 +12,17 @@ from polyfed.api import prepare
 from polyfed.backends import inprocess
 from polyfed.backends.store import Layout, Memory, Seat, Shelf
 from polyfed.core.errors import InputError
-from polyfed.core.federation import Settings
 from polyfed.core.layout import beside_weights, channels_last, is_able
-from polyfed.core.method import Participation
 from polyfed.core.party import fill
+from polyfed.core.settings import Evaluation, Participation, Settings
 from polyfed.core.stage import batch_sizes, epoch_plan
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
 from table import synthetic
 
 
-def federation(method="local", clients=8, models=("mlp:1x8",), rounds=2, share=0.25, **settings):
-    chosen = Settings(rounds, participation=Participation(share), **settings)
+def federation(method="local", clients=8, models=("mlp:1x8",), rounds=2, share=0.25, evaluation=None):
+    chosen = Settings(rounds, participation=Participation(share), evaluation=evaluation or Evaluation())
     made, _ = prepare(pf.methods.make(method), synthetic(clients), list(models), chosen)
     return made
 

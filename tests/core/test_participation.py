@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import polyfed as pf
-from polyfed.core.method import Participation
 from polyfed.core.party import ClientInfo
+from polyfed.core.settings import Participation
 
 
 def infos(*sizes):
@@ -87,13 +87,13 @@ def test_a_run_honours_it():
 
 
 @pytest.mark.parametrize(
-    ("participation", "words"),
+    ("options", "words"),
     [
-        (0.0, "participation must be above 0"),
-        (Participation(dropout=1.0), "dropout is a share from 0 to below 1"),
-        (Participation(dropout=0.5, who="slow"), "'random' or 'weakest', not 'slow'"),
+        ({"share": 0.0}, "share must be above 0, got 0.0"),
+        ({"dropout": 1.0}, "dropout must be below 1"),
+        ({"dropout": 0.5, "who": "slow"}, "'random' or 'weakest', not 'slow'"),
     ],
 )
-def test_shares_that_make_no_sense_are_refused(participation, words):
+def test_shares_that_make_no_sense_are_refused(options, words):
     with pytest.raises(pf.InputError, match=words):
-        federation_of(participation)
+        Participation(**options)

@@ -9,10 +9,11 @@ from torch.nn import functional as F
 
 from polyfed.core.errors import TrainingError
 from polyfed.core.nets import EVAL, STILL, TRAIN, FunctionalNet, Net, mode
-from polyfed.core.party import ClientInfo, Context, Party, PartyData, Training
+from polyfed.core.party import ClientInfo, Context, Party, PartyData
 from polyfed.core.rng import generator, seed_of
 from polyfed.core.runner import run_stage
 from polyfed.core.samples import Samples, Scaling
+from polyfed.core.settings import Training
 from polyfed.core.stage import Draw, Stage, Update, batch_plan, is_trainable, learning_rate
 
 

@@ -146,7 +146,7 @@ def site(tmp_path):
 def run(**changes):
     from dataclasses import asdict
 
-    from polyfed.core.party import Training
+    from polyfed.core.settings import Training
 
     settings = {
         "federation": "0123456789abcdef",

@@ -6,9 +6,10 @@ import numpy as np
 import torch
 
 from polyfed.api import prepare
-from polyfed.core.federation import Federation, Settings
-from polyfed.core.method import EVALUATE, Method, Participation, Step
-from polyfed.core.party import Party, Training
+from polyfed.core.federation import Federation
+from polyfed.core.method import EVALUATE, Method, Step
+from polyfed.core.party import Party
+from polyfed.core.settings import Participation, Settings, Training
 from polyfed.data import Clients
 
 PUBLIC, PRIVATE = 2, 3  # classes

@@ -9,11 +9,11 @@ from torch.nn import functional as F
 import polyfed as pf
 from polyfed.api import prepare
 from polyfed.core.errors import InputError
-from polyfed.core.federation import Settings
 from polyfed.core.message import Message
 from polyfed.core.method import Step
 from polyfed.core.nets import Net
 from polyfed.core.party import Party, PartyData
+from polyfed.core.settings import Settings
 from polyfed.core.stage import Batch
 from polyfed.distil import Distillation
 from polyfed.methods.ams import AMS

@@ -143,23 +143,24 @@ def test_stragglers_do_less_work_and_still_count():
 
 
 @pytest.mark.parametrize(
-    ("method", "says"),
+    ("kind", "options", "says"),
     [
-        (FedAvg(weighting="size"), "weighting is"),
-        (FedAvg(buffers="no"), "buffers is"),
-        (FedProx(mu=-1.0), "mu must not"),
+        (FedAvg, {"weighting": "size"}, "weighting is 'samples' or 'uniform', not 'size'"),
+        (FedAvg, {"buffers": "no"}, "buffers is"),
+        (FedAvg, {"view": "prefx"}, "Unknown view 'prefx'"),
+        (FedProx, {"mu": -1.0}, "mu must not be negative, got -1.0"),
     ],
 )
-def test_senseless_options_are_refused(method, says):
+def test_senseless_options_are_refused(kind, options, says):
     with pytest.raises(InputError, match=says):
-        trained(method, parts(5))
+        kind(**options)
 
 
 def test_the_senders_tensors_are_not_changed_by_the_mean():
     method = FedAvg()
     clients = parts(10, 10)
     from polyfed.api import prepare
-    from polyfed.core.federation import Settings
+    from polyfed.core.settings import Settings
 
     federation, _ = prepare(method, clients, ["mlp:1x8"], Settings(1))
     replies = {

@@ -19,9 +19,10 @@ from polyfed.core.errors import InputError
 from polyfed.core.message import Message
 from polyfed.core.method import EVALUATE, Step
 from polyfed.core.nets import FunctionalNet, Net
-from polyfed.core.party import ClientInfo, Context, Party, PartyData, Training
+from polyfed.core.party import ClientInfo, Context, Party, PartyData
 from polyfed.core.runner import run_stage
 from polyfed.core.samples import Samples, Scaling
+from polyfed.core.settings import Training
 from polyfed.core.stage import Batch
 from polyfed.data import Clients
 from polyfed.methods.fedvtc import TUNE, VTC, FedVTC, recalibrated, synthetic_set

@@ -12,6 +12,7 @@ from polyfed.core.message import Message
 from polyfed.core.method import EVALUATE, Step
 from polyfed.core.nets import Net
 from polyfed.core.samples import Samples
+from polyfed.core.settings import Evaluation
 from polyfed.core.stage import Batch
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.heterofl import STATISTICS, HeteroFL
@@ -283,7 +284,7 @@ def test_bytes_are_those_of_the_slices():
 
 def test_statistics_are_only_collected_when_models_are_measured():
     run = federation(HeteroFL(), problem((18, 24)), NORMED, rounds=2)
-    run.settings = type(run.settings)(2, training=run.settings.training, evaluate_every=0)
+    run.settings = type(run.settings)(2, training=run.settings.training, evaluation=Evaluation(0))
     run.run()
     first, last = run.history
     assert first["bytes_up"] < last["bytes_up"]

@@ -8,8 +8,8 @@ from torch import nn
 import polyfed as pf
 from polyfed.api import prepare
 from polyfed.core.errors import InputError
-from polyfed.core.federation import Settings
 from polyfed.core.rng import generator
+from polyfed.core.settings import Settings
 from polyfed.methods.pfnm import PFNM
 from polyfed.ops.chain import layers_of, read_chain, write_chain
 from polyfed.ops.matching import GRID, Matching, match_networks

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from polyfed.experiment import Experiment
+from polyfed.config import experiment
 from polyfed.report.runs import Run
 
-TINY = Experiment(
+TINY = experiment(
     data="digits",
     limit=(200, 100),
     clients=4,

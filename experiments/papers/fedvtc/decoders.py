@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from polyfed.api import prepare
-from polyfed.compare import interval, make_clients
-from polyfed.core.federation import Federation, Settings
-from polyfed.core.party import Training
-from polyfed.experiment import read_experiment
+from polyfed.compare import interval
+from polyfed.config import read_experiment
+from polyfed.core.federation import Federation
+from polyfed.core.settings import Evaluation, Settings
 from polyfed.methods.fedvtc import FedVTC, channels, decode, plain_mean, recalibrated
 
 EXPERIMENT = Path(__file__).with_name("table1.toml")
@@ -31,11 +31,10 @@ IMAGES = 300  # of each client
 
 def trained(upload: str, seed: int, rounds: int) -> Federation:
     """Return a federation after its rounds, without fine-tuning."""
-    told = read_experiment(EXPERIMENT)
-    training = Training(told.epochs, told.batch_size, told.optimizer, told.lr)
-    settings = Settings(rounds, seed, training, evaluate_every=rounds, engine="threads")
+    told = read_experiment(EXPERIMENT).base
+    settings = Settings(rounds, seed, told.training, evaluation=Evaluation(rounds))
     method = FedVTC(vtc_upload=upload, finetune=False)
-    federation, _ = prepare(method, make_clients(told, seed), told.models, settings, told.feature_dim)
+    federation, _ = prepare(method, told.data.load(seed), told.models.names, settings, told.models)
     federation.run(False)
     return federation
 

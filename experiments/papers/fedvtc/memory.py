@@ -15,8 +15,9 @@ from pathlib import Path
 import torch
 
 from polyfed.build import make_blueprint
-from polyfed.core.party import Context, Party, PartyData, Training
+from polyfed.core.party import Context, Party, PartyData
 from polyfed.core.samples import Samples
+from polyfed.core.settings import Training
 from polyfed.core.stage import Batch, Update
 from polyfed.methods.fedvtc import FedVTC
 from polyfed.methods.local import Local

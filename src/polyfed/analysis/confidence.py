@@ -21,9 +21,9 @@ from scipy.stats import rankdata  # type: ignore[import-untyped]
 from torch import nn
 
 from polyfed.core.errors import InputError
-from polyfed.core.party import Training
 from polyfed.core.rng import seeded
 from polyfed.core.samples import Samples
+from polyfed.core.settings import Training
 from polyfed.core.stage import Stage
 from polyfed.data import Dataset, load
 from polyfed.methods.ams import AMS

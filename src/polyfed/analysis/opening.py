@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from polyfed.config import Config
 from polyfed.core.errors import InputError, RunDirectoryError
-from polyfed.core.rundir import RunDirectory
-from polyfed.data import Clients, from_recipe
+from polyfed.data import Clients
 from polyfed.models.contract import evaluating
 
 
@@ -23,7 +23,7 @@ class OpenedRun:
     path: Path
     label: str
     seed: int
-    config: dict[str, Any]
+    config: Config
     clients: Clients
     models: dict[int, nn.Module]  # by client, as they were after the last round
     architectures: dict[int, str]
@@ -37,25 +37,19 @@ def open_run(path: str | Path) -> OpenedRun:
     RunDirectoryError
         When the run is not finished, or used objects that only its own script can make.
     """
-    from polyfed import methods
-    from polyfed.api import prepare
-    from polyfed.core.federation import Settings
+    from polyfed.api import prepare, read_config
 
     path = Path(path)
-    _, config = RunDirectory.open(path)
+    config = read_config(path)
     if not (path / "result.json").is_file():
         raise RunDirectoryError(f"The run in {path} is not finished: continue it with 'polyfed resume {path}'.")
-    if not config["repeatable"]:
+    if config.script:
         raise RunDirectoryError(
-            f"The run in {path} used models, data or a method from a script: call the functions of polyfed.analysis "
-            "there, with result.models."
+            f"The run in {path} used {' and '.join(config.script)} from a script: call the functions of "
+            "polyfed.analysis there, with result.models."
         )
-    clients = from_recipe(config["clients"])
-    method = methods.make(config["method"], config["options"])
-    settings = Settings(config["rounds"], config["seed"])
-    federation, _ = prepare(
-        method, clients, config["models"], settings, config["feature_dim"], config["feature_adapter"]
-    )
+    clients = config.data.load(config.seed)
+    federation, _ = prepare(config.method, clients, config.models.names, config.settings(), config.models)
     infos, blueprints = federation.backend.infos, federation.backend.blueprints
     models = {}
     for client, info in sorted(infos.items()):
@@ -67,7 +61,7 @@ def open_run(path: str | Path) -> OpenedRun:
         models[client] = build()
         models[client].load_state_dict(load_file(file))
     names = {client: info.architecture for client, info in infos.items()}
-    return OpenedRun(path, config["label"], config["seed"], config, clients, models, names)
+    return OpenedRun(path, config.label, config.seed, config, clients, models, names)
 
 
 def stage_outputs(model: nn.Module, x: Tensor) -> dict[str, Tensor]:

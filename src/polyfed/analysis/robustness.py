@@ -20,7 +20,7 @@ def alpha_of(run: Run) -> float | None:
     InputError
         When the text of the partition cannot be read.
     """
-    text = str((run.config.get("clients") or {}).get("by") or "")
+    text = str((run.config.get("data") or {}).get("partition") or "")
     name, _, rest = text.partition(":")
     if name != "dirichlet":
         return None

@@ -75,7 +75,8 @@ def shared_decoder(source: Any) -> tuple[nn.Module, Prototypes, Tensor]:
     if isinstance(source, Party) and "vtc" in source.models:
         return source.models["vtc"], source.inbox.data, source.inbox.data["sigma"]
     if isinstance(source, str | Path):
-        directory, _ = RunDirectory.open(Path(source))
+        RunDirectory.read_config(Path(source))
+        directory = RunDirectory(Path(source))
         found = directory.load() if (directory.path / "result.json").is_file() else None
         memory = found[1]["memory"] if found else {}
     else:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from polyfed.core.party import Training
+from polyfed.core.settings import Training
 
 Tensors = dict[str, dict[str, Tensor]]
 Used = set[tuple[str, str]] | None  # (model, parameter) names with a gradient; None: all

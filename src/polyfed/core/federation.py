@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -14,37 +13,21 @@ from polyfed.core.backend import Backend, Measure
 from polyfed.core.cost import DOWN, UP, CostMeter, peak_memory, reset_peak_memory
 from polyfed.core.evaluate import measure
 from polyfed.core.message import Message
-from polyfed.core.method import EVALUATE, Method, Participation, Step
-from polyfed.core.party import Context, Party, PartyData, Training, load_state
+from polyfed.core.method import EVALUATE, Method, Step
+from polyfed.core.party import Context, Party, PartyData, load_state
 from polyfed.core.rng import SERVER, generator
 from polyfed.core.rundir import RunDirectory
 from polyfed.core.runner import run_stage
 from polyfed.core.samples import Samples
+from polyfed.core.settings import Settings
 
 Line = dict[str, Any]
 Observer = Callable[[Line], None]
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How a federation is run, whatever the method."""
-
-    rounds: int
-    seed: int = 0
-    training: Training = field(default_factory=Training)
-    participation: Participation = field(default_factory=Participation)
-    evaluate_every: int = 1  # rounds; 0: only at the end
-    checkpoint_seconds: float = 10.0  # at least so long between two checkpoints; 0: one after every round
-    device: str = "cpu"
-    engine: str = "threads"  # auto | sequential | threads | batched | flower
-    workers: int | None = None  # None: as many as torch uses threads
-    evaluate_clients: int | None = None  # so many, always the same, are measured before the end; None: all
-    evaluate_samples: int | None = None  # on so many test samples, always the same, before the end; None: all
-
-
 def few(test: Samples, settings: Settings) -> Samples:
     """Return the test samples that models are measured on before the end: a fixed draw, or all."""
-    wanted = settings.evaluate_samples
+    wanted = settings.evaluation.samples
     if wanted is None or wanted >= len(test):
         return test
     order = torch.randperm(len(test), generator=generator(settings.seed, "evaluate-samples"))
@@ -89,7 +72,7 @@ class Federation:
             input_shape=input_shape,
             public_classes=public_classes,
             clients=len(backend.infos),
-            device=torch.device(settings.device),
+            device=torch.device(settings.execution.device),
             blueprints=dict(backend.blueprints),
             infos=dict(backend.infos),
         )
@@ -107,7 +90,7 @@ class Federation:
             self._phase("before", 0, self.plan.before, evaluate=True)
             phase = "before"
         for number in range(done + 1, self.rounds + 1):
-            every = self.settings.evaluate_every
+            every = self.settings.evaluation.every
             last = number == self.rounds
             due = last or (every > 0 and number % every == 0)
             self._phase("round", number, self.plan.round, evaluate=due)
@@ -212,7 +195,7 @@ class Federation:
 
     def _evaluation_messages(self) -> dict[int, Message]:
         """Return what each measured client would receive now. Not counted: nothing is learned from it."""
-        infos, wanted = self.backend.infos, self.settings.evaluate_clients
+        infos, wanted = self.backend.infos, self.settings.evaluation.clients
         clients = sorted(infos)
         if wanted is not None and wanted < len(clients) and not self.final:
             order = torch.randperm(len(clients), generator=generator(self.settings.seed, "evaluate-clients"))
@@ -247,7 +230,7 @@ class Federation:
         if self.directory is None:
             return
         self.directory.append(line)
-        if self.final or time.monotonic() - self.saved_at >= self.settings.checkpoint_seconds:
+        if self.final or time.monotonic() - self.saved_at >= self.settings.execution.checkpoint_seconds:
             self._checkpoint(phase, number)
 
     def _checkpoint(self, phase: str, number: int) -> None:

@@ -10,10 +10,10 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from polyfed.core.fields import check_fields
 from polyfed.core.message import Message
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party
 from polyfed.core.stage import Aux, Batch, Stage
@@ -91,8 +91,15 @@ class Method:
     pools_data: ClassVar[bool] = False
     outcome: ClassVar[str] = "clients"
 
+    def __post_init__(self) -> None:
+        check_fields(self, self.name or type(self).__name__)
+        self.check()
+
     def check(self) -> None:
-        """Refuse hyper-parameters that make no sense; raise `InputError` naming the field."""
+        """Refuse hyper-parameters that do not go together; raise `InputError`. Called when the object is made.
+
+        What one field may be is said by its type (see `core/fields.py`).
+        """
 
     def requirements(self) -> frozenset[str]:
         """Return `needs`, where it depends on hyper-parameters."""
@@ -154,40 +161,6 @@ class Method:
         """Return logits (or scores) of a party's model for evaluation, in prediction mode."""
         logits: Tensor = party.main(x)
         return logits
-
-
-@dataclass(frozen=True)
-class Participation:
-    """Who takes part in a round.
-
-    Attributes
-    ----------
-    share
-        Share of the clients drawn at random for each round (at least one).
-    dropout
-        Share of the clients that miss the round.
-    who
-        `random`: other clients each round; `weakest`: those with the smallest models, for good.
-    """
-
-    share: float = 1.0
-    dropout: float = 0.0
-    who: str = "random"
-
-    def select(self, infos: Mapping[int, ClientInfo], rng: torch.Generator) -> tuple[int, ...]:
-        """Return this round's participants in ascending order; never none."""
-        ids = sorted(infos)
-        missing = min(round(self.dropout * len(ids)), len(ids) - 1)
-        if missing and self.who == "weakest":
-            by_size = sorted(ids, key=lambda i: (infos[i].parameters, i))
-            ids = sorted(by_size[missing:])
-            missing = 0
-        wanted = max(1, round(self.share * len(infos)))
-        order = [ids[i] for i in torch.randperm(len(ids), generator=rng).tolist()]
-        chosen = order[: min(wanted, len(order))]
-        # Those who drop out do so after they were drawn: the round goes on with the others.
-        lost = min(round(self.dropout * len(chosen)), len(chosen) - 1) if missing else 0
-        return tuple(sorted(chosen[: len(chosen) - lost]))
 
 
 @dataclass

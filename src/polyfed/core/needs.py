@@ -52,7 +52,6 @@ def check_needs(
     InputError
         One sentence with the client, what is missing, and which methods would work.
     """
-    method.check()
     problem = missing(method, infos, blueprints, public, input_shape)
     if problem is None:
         return

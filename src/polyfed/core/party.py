@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from polyfed.core.message import Message, State
 from polyfed.core.rng import SERVER, generator, seeded
 from polyfed.core.samples import Samples
+from polyfed.core.settings import Training
 
 Memory = dict[str, Any]  # tensors, numbers, words, and lists or string-keyed dicts of them: it is checkpointed
 
@@ -103,22 +104,6 @@ class Party:
 
     def __str__(self) -> str:
         return "server" if self.id == SERVER else str(self.info)
-
-
-@dataclass(frozen=True)
-class Training:
-    """How a client trains when the method does not say otherwise."""
-
-    epochs: int = 1
-    batch_size: int = 32
-    optimizer: str = "sgd"  # sgd | adam | adamw
-    lr: float = 0.05
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip: float | None = None  # limit of the gradient norm
-    decay: float = 1.0  # the learning rate is multiplied by this ...
-    decay_every: int = 1  # ... after so many epochs of a stage
-    round_decay: float = 1.0  # and by this after every round
 
 
 @dataclass

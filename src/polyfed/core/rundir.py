@@ -13,8 +13,9 @@ from typing import Any
 
 from polyfed.core.checkpoint import Tree, digest, pack_tree, read_json, unpack_tree, write_atomic, write_json
 from polyfed.core.errors import PolyfedError, RunDirectoryError
+from polyfed.core.lock import Lock
 
-FORMAT = 1  # of the files in a run directory; raise it when their meaning changes
+FORMAT = 2  # of the files in a run directory; raise it when their meaning changes
 
 
 class RunDirectory:
@@ -24,6 +25,7 @@ class RunDirectory:
         self.path = path
         self.files: dict[str, str] = {}  # files of the current checkpoint -> checksum
         self.history_lines = 0
+        self.lock = Lock(path)
 
     @property
     def checkpoints(self) -> Path:
@@ -33,17 +35,28 @@ class RunDirectory:
     @staticmethod
     def create(path: Path, config: Mapping[str, Any]) -> RunDirectory:
         """Start a new run directory; an existing run is never overwritten."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise RunDirectoryError(
-                f"{path} already exists and is not empty: choose another --out, remove it, "
-                f"or continue that run with 'polyfed resume {path}'."
-            )
-        write_json(path / "config.json", {"format": FORMAT, **config})
-        return RunDirectory(path)
+        RunDirectory._check_empty(path)
+        directory = RunDirectory(path)
+        directory.lock.acquire()
+        try:
+            RunDirectory._check_empty(path)  # somebody else may have been quicker
+            write_json(path / "config.json", {"format": FORMAT, **config})
+        except BaseException:
+            directory.close()
+            raise
+        return directory
 
     @staticmethod
-    def open(path: Path) -> tuple[RunDirectory, dict[str, Any]]:
-        """Open an existing run directory and return it with its configuration."""
+    def open(path: Path) -> RunDirectory:
+        """Open an existing run directory to go on with it; nobody else can until it is closed."""
+        RunDirectory.read_config(path)
+        directory = RunDirectory(path)
+        directory.lock.acquire()
+        return directory
+
+    @staticmethod
+    def read_config(path: Path) -> dict[str, Any]:
+        """Return the configuration of an existing run directory."""
         if not (path / "config.json").is_file():
             raise RunDirectoryError(
                 f"{path} is not a run directory (no config.json): name the --out of an earlier run."
@@ -55,7 +68,20 @@ class RunDirectory:
                 f"{path} was written by another version of polyfed (format {found}, this one reads {FORMAT}): "
                 "use that version, or start the run again."
             )
-        return RunDirectory(path), config
+        return config
+
+    def close(self) -> None:
+        """Let others use the directory."""
+        self.lock.release()
+
+    @staticmethod
+    def _check_empty(path: Path) -> None:
+        # Hidden files are what a process that was killed before its first line leaves behind: they hold nothing.
+        if path.exists() and (not path.is_dir() or any(not item.name.startswith(".") for item in path.iterdir())):
+            raise RunDirectoryError(
+                f"{path} already exists and is not empty: choose another --out, remove it, "
+                f"or continue that run with 'polyfed resume {path}'."
+            )
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Add a line to the history and flush it."""

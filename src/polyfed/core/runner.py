@@ -14,8 +14,9 @@ from torch.utils._pytree import tree_map
 from polyfed.core.errors import TrainingError
 from polyfed.core.layout import beside_weights, channels_last
 from polyfed.core.nets import EVAL, TRAIN, Net, has_batch_norm
-from polyfed.core.party import Context, Party, Training
+from polyfed.core.party import Context, Party
 from polyfed.core.rng import generator
+from polyfed.core.settings import Training
 from polyfed.core.stage import Batch, Grads, Stage, Update, epoch_plan, is_trainable, learning_rate, make_optimizer
 
 PIECE = 4_000_000  # input values that are collected at once

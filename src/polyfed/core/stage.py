@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed.core.party import Training
 from polyfed.core.samples import Samples
+from polyfed.core.settings import Training
 
 Aux = Mapping[str, Any]
 Grads = dict[str, dict[str, Tensor]]  # model name -> parameter name -> gradient
@@ -203,6 +203,3 @@ def make_optimizer(parameters: list[Tensor], training: Training) -> torch.optim.
     if training.optimizer == "adam":
         return torch.optim.Adam(parameters, **common)
     return torch.optim.AdamW(parameters, **common)
-
-
-OPTIMIZERS = ("sgd", "adam", "adamw")

@@ -178,12 +178,20 @@ View = Full | Owned | SameArch | Prefix | Shared
 VIEWS = ("auto", "full", "owned", "same_arch", "prefix", "shared")
 
 
+def check_view(spec: str) -> None:
+    """Refuse an unknown policy."""
+    kind, _, rest = spec.partition(":")
+    if kind not in VIEWS or (rest and kind != "shared"):
+        raise InputError(f"Unknown view '{spec}': choose one of {', '.join(VIEWS)} (shared:head+layers.2 names parts).")
+
+
 def resolve_view(spec: str, blueprints: Blueprints, buffers: bool) -> View:
     """Turn a name into a policy.
 
     `auto` takes the most that can be shared: the whole model when all architectures are the same, layers by name when
     they are members of one family, otherwise the whole model among clients of the same architecture.
     """
+    check_view(spec)
     kind, _, rest = spec.partition(":")
     if kind == "auto":
         families = {blueprint.family for blueprint in blueprints.values()}
@@ -199,8 +207,6 @@ def resolve_view(spec: str, blueprints: Blueprints, buffers: bool) -> View:
         "same_arch": SameArch,
         "prefix": Prefix,
     }
-    if kind not in policies or rest:
-        raise InputError(f"Unknown view '{spec}': choose one of {', '.join(VIEWS)} (shared:head+layers.2 names parts).")
     return policies[kind](buffers)
 
 

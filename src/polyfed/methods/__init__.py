@@ -45,9 +45,17 @@ def make(name: str, options: dict[str, Any] | None = None) -> Method:
     for option in options or {}:
         if option not in known:
             raise unknown(f"option of method {name}", option, known or {"(it has none)"})
-    method = kind(**(options or {}))
-    method.check()
-    return method
+    return kind(**(options or {}))
+
+
+def reference(kind: type[Method]) -> str:
+    """Return the name by which `find` finds a method: its own, or `package.module:Class`."""
+    return kind.name if registry().get(kind.name) is kind else f"{kind.__module__}:{kind.__qualname__}"
+
+
+def is_importable(kind: type[Method]) -> bool:
+    """Tell whether another process can find a method by its reference: not where it is a script's own."""
+    return registry().get(kind.name) is kind or not (kind.__module__ == "__main__" or "<" in kind.__qualname__)
 
 
 def _imported(name: str) -> type[Method]:

@@ -20,12 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from polyfed.core.errors import InputError
+from polyfed.core.fields import AtLeastOne, Count, NotNegative, Positive
 from polyfed.core.message import Message
 from polyfed.core.method import Step
 from polyfed.core.nets import EVAL, FunctionalNet
@@ -38,20 +39,12 @@ from polyfed.ops.distance import kl_divergence
 from polyfed.ops.impressions import class_similarity, impressions, last_weight_name, soft_targets
 from polyfed.ops.passes import logits_of
 from polyfed.ops.selection import (
-    NORMALISATIONS,
     cluster_heads,
     fit_temperature,
     greedy_cover,
     normalised,
     top_k_scores,
 )
-
-CHOICES = {
-    "normalise": NORMALISATIONS,
-    "confidence": ("logit", "first_norm", "first_max"),
-    "select": ("all", "greedy", "cluster"),
-    "distil": ("none", "unlabelled", "zero_shot"),
-}
 
 
 @dataclass(frozen=True)
@@ -88,29 +81,23 @@ class AMS(OneShot):
     paper: ClassVar[str] = "Zhang and Zhang 2022"
     sends: ClassVar[str] = "the trained weights and the number of samples, once"
 
-    top_k: int | str = 1
-    normalise: str = "none"
+    top_k: Count | Literal["all"] = 1
+    normalise: Literal["none", "temperature", "zscore"] = "none"
     mask_absent: bool = False
-    confidence: str = "logit"
-    select: str = "all"
-    keep: int = 0
-    distil: str = "none"
+    confidence: Literal["logit", "first_norm", "first_max"] = "logit"
+    select: Literal["all", "greedy", "cluster"] = "all"
+    keep: Count = 0
+    distil: Literal["none", "unlabelled", "zero_shot"] = "none"
     student: str = "mlp:2"
-    distil_temperature: float = 0.0
-    distil_epochs: int = 20
-    distil_lr: float = 1e-3
-    impressions: int = 20
-    impression_steps: int = 1000
+    distil_temperature: NotNegative = 0.0
+    distil_epochs: AtLeastOne = 20
+    distil_lr: Positive = 1e-3
+    impressions: AtLeastOne = 20
+    impression_steps: AtLeastOne = 1000
 
     def check(self) -> None:
-        """Refuse values that make no sense."""
+        """Refuse choices that do not go together."""
         super().check()
-        number = isinstance(self.top_k, int) and not isinstance(self.top_k, bool) and self.top_k >= 0
-        if not number and self.top_k != "all":
-            raise InputError(f"{self.name}: top_k is a number of networks (0 or 'all': all), not '{self.top_k}'.")
-        for field, words in CHOICES.items():
-            if getattr(self, field) not in words:
-                raise InputError(f"{self.name}: {field} is one of {', '.join(words)}, not '{getattr(self, field)}'.")
         if self.confidence != "logit" and self.top_k != 1:
             raise InputError(f"{self.name}: confidence='{self.confidence}' chooses one network, so top_k must be 1.")
         if self.confidence != "logit" and self.normalise != "none":
@@ -119,14 +106,6 @@ class AMS(OneShot):
             )
         if self.select == "cluster" and self.keep < 1:
             raise InputError(f"{self.name}: select='cluster' needs keep, the number of groups.")
-        for field in ("keep", "distil_temperature"):
-            if getattr(self, field) < 0:
-                raise InputError(f"{self.name}: {field} must not be negative, got {getattr(self, field)}.")
-        if self.distil_lr <= 0:
-            raise InputError(f"{self.name}: distil_lr must be above 0, got {self.distil_lr}.")
-        for field in ("distil_epochs", "impressions", "impression_steps"):
-            if getattr(self, field) < 1:
-                raise InputError(f"{self.name}: {field} must be at least 1, got {getattr(self, field)}.")
 
     def requirements(self) -> frozenset[str]:
         """Distillation and clustering need public data, the first layer a model that can be cut there."""

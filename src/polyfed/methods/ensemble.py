@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.errors import InputError
+from polyfed.core.fields import NotNegative
 from polyfed.core.message import Message, State
 from polyfed.core.method import Local, Method, Plan, Step
 from polyfed.core.nets import EVAL, FunctionalNet
@@ -47,12 +47,7 @@ class OneShot(Method):
     additive: ClassVar[bool] = False
     outcome: ClassVar[str] = "server"
 
-    l1: float = 1e-7
-
-    def check(self) -> None:
-        """Refuse a negative penalty."""
-        if self.l1 < 0:
-            raise InputError(f"{self.name}: l1 must not be negative, got {self.l1}.")
+    l1: NotNegative = 1e-7
 
     def plan(self) -> Plan:
         """One round, whatever the run asks for."""
@@ -148,16 +143,8 @@ class Ensemble(OneShot):
     name: ClassVar[str] = "ensemble"
     paper: ClassVar[str] = "uniform ensemble of one-shot networks"
 
-    space: str = "prob"
-    weights: str = "uniform"
-
-    def check(self) -> None:
-        """Refuse unknown words."""
-        super().check()
-        if self.space not in ("prob", "logit"):
-            raise InputError(f"{self.name}: space is 'prob' or 'logit', not '{self.space}'.")
-        if self.weights not in ("uniform", "class"):
-            raise InputError(f"{self.name}: weights is 'uniform' or 'class', not '{self.weights}'.")
+    space: Literal["prob", "logit"] = "prob"
+    weights: Literal["uniform", "class"] = "uniform"
 
     def tells_counts(self) -> bool:
         """Class weights need the label counts."""

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from polyfed.core.errors import InputError
+from polyfed.core.fields import Count
 from polyfed.core.message import Message, State
 from polyfed.core.method import Local, Method, Plan, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, load_state
 from polyfed.core.stage import Stage
-from polyfed.core.views import SameArch, Shared, View, largest_first, resolve_view
+from polyfed.core.views import SameArch, Shared, View, check_view, largest_first, resolve_view
 from polyfed.ops.aggregate import IndexMap, Part, extract, scatter_mean
 
 PRETRAIN = Step("pretrain", who="all")
@@ -51,18 +51,13 @@ class FedAvg(Method):
     shares: ClassVar[frozenset[str]] = frozenset({"main"})
 
     view: str = "auto"
-    weighting: str = "samples"
-    buffers: str = "average"
-    pretrain_epochs: int = 0
+    weighting: Literal["samples", "uniform"] = "samples"
+    buffers: Literal["average", "local"] = "average"
+    pretrain_epochs: Count = 0
 
     def check(self) -> None:
-        """Refuse unknown words."""
-        if self.weighting not in ("samples", "uniform"):
-            raise InputError(f"{self.name}: weighting is 'samples' or 'uniform', not '{self.weighting}'.")
-        if self.buffers not in ("average", "local"):
-            raise InputError(f"{self.name}: buffers is 'average' or 'local', not '{self.buffers}'.")
-        if self.pretrain_epochs < 0:
-            raise InputError(f"{self.name}: pretrain_epochs must not be negative, got {self.pretrain_epochs}.")
+        """Refuse an unknown view."""
+        check_view(self.view)
 
     def plan(self) -> Plan:
         """One exchange a round, and one before the rounds if there is pre-training."""

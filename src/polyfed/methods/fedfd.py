@@ -30,27 +30,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from polyfed.build import make_blueprint
 from polyfed.core.errors import InputError
+from polyfed.core.fields import AtLeastOne, Count, NotNegative, OptimizerName, PartShare, Positive
 from polyfed.core.message import Message
 from polyfed.core.method import Local, Plan, Step
-from polyfed.core.party import Blueprint, ClientInfo, Context, Party, Training, load_state, state_of
+from polyfed.core.party import Blueprint, ClientInfo, Context, Party, load_state, state_of
 from polyfed.core.samples import Samples
-from polyfed.core.stage import OPTIMIZERS, Aux, Batch, Stage
+from polyfed.core.settings import Training
+from polyfed.core.stage import Aux, Batch, Stage
 from polyfed.core.views import largest_first
 from polyfed.methods.fedmd import FedMD, subset_seed
-from polyfed.methods.heterofl import HeteroFL, check_words, replica, running_statistics
+from polyfed.methods.heterofl import HeteroFL, replica, running_statistics
 from polyfed.ops.distance import kl_divergence
 from polyfed.ops.norms import collect_statistics
 from polyfed.ops.passes import logits_of, pass_over
 from polyfed.ops.projection import (
-    KL_DIRECTIONS,
-    ORTH_MAPS,
     LinearProjection,
     OrthogonalProjection,
     feature_distance,
@@ -58,14 +58,6 @@ from polyfed.ops.projection import (
 
 FEATURE, PROJECTION = "feature/", "projection/"  # columns and side models of the server, each with a teacher's name
 Lessons = Iterable[tuple[int, Mapping[str, Tensor]]]  # client -> its "features" and "logits" on the public samples
-WORDS = {
-    "aggregation": ("prefix", "none"),
-    "distill": ("feature", "logit", "none"),
-    "orth_map": ORTH_MAPS,
-    "kl_direction": KL_DIRECTIONS,
-    "feature_loss": ("kl", "mse"),
-    "distill_optimizer": OPTIMIZERS,
-}
 
 
 @dataclass(frozen=True)
@@ -117,48 +109,40 @@ class FedFD(HeteroFL):
     sends: ClassVar[str] = "the weights of its width slice; without aggregation, features and logits on public samples"
     additive: ClassVar[bool] = False
 
-    weighting: str = "samples"
-    statistics: str = "public"
+    weighting: Literal["samples", "uniform"] = "samples"
+    statistics: Literal["clients", "public"] = "public"
     mask: bool = False
-    clip: float | None = None
-    measure: str = "own"
-    distill: str = "feature"
+    clip: Positive | None = None
+    measure: Literal["slice", "own"] = "own"
+    distill: Literal["feature", "logit", "none"] = "feature"
     align: bool = True
     orthogonal: bool = True
-    orth_map: str = "matrix_exp"
-    terms: int = 8
-    init_scale: float = 0.01
+    orth_map: Literal["matrix_exp", "series", "taylor", "cayley", "gram_schmidt"] = "matrix_exp"
+    terms: AtLeastOne = 8
+    init_scale: NotNegative = 0.01
     proj_persist: bool = True
-    temperature: float = 1.0
-    kl_direction: str = "teacher_student"
-    feature_loss: str = "kl"
+    temperature: Positive = 1.0
+    kl_direction: Literal["teacher_student", "student_teacher"] = "teacher_student"
+    feature_loss: Literal["kl", "mse"] = "kl"
     include_full_group: bool | None = None
-    logit_aux: float | None = None
-    distill_epochs: int = 1
-    distill_batch: int = 64
-    distill_lr: float = 0.01
-    distill_optimizer: str = "sgd"
-    distill_momentum: float = 0.9
-    aggregation: str = "prefix"
+    logit_aux: NotNegative | None = None
+    distill_epochs: Count = 1
+    distill_batch: AtLeastOne = 64
+    distill_lr: Positive = 0.01
+    distill_optimizer: OptimizerName = "sgd"
+    distill_momentum: PartShare = 0.9
+    aggregation: Literal["prefix", "none"] = "prefix"
     server_model: str | None = None
-    subset: int = 0
-    digest_epochs: int = 1
-    digest_loss: str = "l1"
-    digest_lr: float | None = None
-    digest_batch: int | None = None
+    subset: Count = 0
+    digest_epochs: Count = 1
+    digest_loss: Literal["l1", "l2", "ce", "kl"] = "l1"
+    digest_lr: Positive | None = None
+    digest_batch: AtLeastOne | None = None
 
     def check(self) -> None:
-        """Refuse values that make no sense."""
+        """Refuse choices that do not go together."""
         super().check()
-        check_words(self, WORDS)
-        for field in ("temperature", "distill_lr", "distill_batch", "terms"):
-            if not 0 < getattr(self, field) < float("inf"):
-                raise InputError(f"{self.name}: {field} must be positive, got {getattr(self, field)}.")
-        for field in ("init_scale", "distill_epochs", "distill_momentum", "subset", "logit_aux"):
-            if (getattr(self, field) or 0) < 0:
-                raise InputError(f"{self.name}: {field} must not be negative, got {getattr(self, field)}.")
         if self.aggregation == "none":
-            self.exchange.check()
             if self.distill == "none":
                 raise InputError(f"{self.name}: without aggregation and distillation nothing is shared: use 'local'.")
         elif self.distill != "none" and self.view not in ("prefix", "full"):

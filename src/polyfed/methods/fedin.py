@@ -25,13 +25,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed.core.errors import InputError, MessageError
+from polyfed.core.fields import AtLeastOne, NotNegative
 from polyfed.core.message import Message
 from polyfed.core.method import EVALUATE, Local, Step
 from polyfed.core.nets import EVAL, mode
@@ -40,19 +41,11 @@ from polyfed.core.stage import Aux, Batch, Draw, Grads, Stage
 from polyfed.methods.fedprox import FedProx
 from polyfed.models.contract import evaluating, parameter_parts, sample_input
 from polyfed.ops.distance import squared_distance
-from polyfed.ops.gradients import SCOPES, add_local, project
+from polyfed.ops.gradients import add_local, project
 
 Shape = tuple[int, ...]
 
 CUTS = ("s_in", "s_out")  # the input and the output of the middle
-WORDS = {
-    "combine": ("simple", "analytic", "none"),
-    "alleviation_scope": SCOPES,
-    "outer_scale": ("same", "unit"),
-    "pairs": ("pool", "common", "one_client"),
-    "sigma": ("tensor", "channel"),
-    "prox_anchor": ("received", "own"),
-}
 REMEDIES = {
     "s_in": "give all models the same stem (its width and stride)",
     "s_out": "set feature_dim to give all models features of one size",
@@ -151,34 +144,20 @@ class FedIN(FedProx):
     sends: ClassVar[str] = "model weights, one small batch of features before and after the middle, number of samples"
     additive: ClassVar[bool] = False  # the server keeps each client's features apart
 
-    buffers: str = "local"
-    mu: float = 0.1
-    prox_anchor: str = "received"
+    buffers: Literal["average", "local"] = "local"
+    mu: NotNegative = 0.1
+    prox_anchor: Literal["received", "own"] = "received"
     use_in: bool = True
-    combine: str = "simple"
-    lam: float = 1.0
-    alleviation_scope: str = "tensor"
+    combine: Literal["simple", "analytic", "none"] = "simple"
+    lam: NotNegative = 1.0
+    alleviation_scope: Literal["tensor", "global"] = "tensor"
     analytic_add_local: bool = False
-    outer_scale: str = "same"
-    noise: float = 0.0
-    sigma: str = "tensor"
-    feature_batch: int = 16
-    feature_samples: int | None = None
-    pairs: str = "pool"
-
-    def check(self) -> None:
-        """Refuse unknown words, negative weights and empty batches."""
-        super().check()
-        for field, known in WORDS.items():
-            if getattr(self, field) not in known:
-                raise InputError(f"{self.name}: {field} is one of {', '.join(known)}, not '{getattr(self, field)}'.")
-        for field in ("lam", "noise"):
-            if not 0 <= getattr(self, field) < float("inf"):
-                raise InputError(f"{self.name}: {field} must be a number from 0 up, got {getattr(self, field)}.")
-        if self.feature_batch < 1:
-            raise InputError(f"{self.name}: feature_batch must be at least 1, got {self.feature_batch}.")
-        if self.feature_samples is not None and self.feature_samples < 1:
-            raise InputError(f"{self.name}: feature_samples must be at least 1, got {self.feature_samples}.")
+    outer_scale: Literal["same", "unit"] = "same"
+    noise: NotNegative = 0.0
+    sigma: Literal["tensor", "channel"] = "tensor"
+    feature_batch: AtLeastOne = 16
+    feature_samples: AtLeastOne | None = None
+    pairs: Literal["pool", "common", "one_client"] = "pool"
 
     def requirements(self) -> frozenset[str]:
         """Without features any model will do."""

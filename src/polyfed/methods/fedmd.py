@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyfed.core.errors import InputError
+from polyfed.core.fields import AtLeastOne, Count, Positive
 from polyfed.core.message import Message
 from polyfed.core.method import Local, Method, Plan, Step
 from polyfed.core.party import ClientInfo, Context, Party
@@ -63,27 +63,13 @@ class FedMD(Method):
     needs: ClassVar[frozenset[str]] = frozenset({"public"})
     sends: ClassVar[str] = "logits of the model on public samples"
 
-    subset: int = 1000
-    digest_epochs: int = 1
-    digest_loss: str = "l1"
-    digest_lr: float | None = None
-    digest_batch: int | None = None
-    public_epochs: int = 5
-    private_epochs: int = 5
-
-    def check(self) -> None:
-        """Refuse values that make no sense."""
-        if self.subset < 1:
-            raise InputError(f"{self.name}: subset must be at least 1, got {self.subset}.")
-        if self.digest_loss not in LOGIT_LOSSES:
-            raise InputError(f"{self.name}: digest_loss is one of {', '.join(LOGIT_LOSSES)}, not '{self.digest_loss}'.")
-        for field in ("digest_epochs", "public_epochs", "private_epochs"):
-            if getattr(self, field) < 0:
-                raise InputError(f"{self.name}: {field} must not be negative, got {getattr(self, field)}.")
-        for field in ("digest_lr", "digest_batch"):
-            value = getattr(self, field)
-            if value is not None and not 0 < value < float("inf"):
-                raise InputError(f"{self.name}: {field} must be positive (or left out for the run's own), got {value}.")
+    subset: AtLeastOne = 1000
+    digest_epochs: Count = 1
+    digest_loss: Literal["l1", "l2", "ce", "kl"] = "l1"
+    digest_lr: Positive | None = None
+    digest_batch: AtLeastOne | None = None
+    public_epochs: Count = 5
+    private_epochs: Count = 5
 
     def requirements(self) -> frozenset[str]:
         """Pre-training on public data needs its labels."""

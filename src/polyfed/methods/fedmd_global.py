@@ -21,12 +21,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed.core.errors import InputError
+from polyfed.core.fields import AtLeastOne, Count, NotNegative, Positive
 from polyfed.core.message import Message
 from polyfed.core.method import Local, Plan, Step
 from polyfed.core.party import ClientInfo, Context, Party
@@ -37,12 +38,6 @@ from polyfed.models import build
 from polyfed.ops.distance import l1, soft_cross_entropy
 from polyfed.ops.norms import collect_statistics
 from polyfed.ops.passes import logits_of
-
-WORDS = {
-    "l1_reduction": ("mean", "sum_outputs"),
-    "server_init": ("random", "public"),
-    "eval_outputs": ("all", "private"),
-}
 
 
 @dataclass(frozen=True)
@@ -81,33 +76,25 @@ class FedMDGlobal(FedMD):
     name: ClassVar[str] = "fedmd_global"
     paper: ClassVar[str] = "Shi, Radu and Yang"
 
-    subset: int = 5000
-    digest_epochs: int = 5
-    digest_batch: int | None = 64
-    public_epochs: int = 20
-    private_epochs: int = 20
-    l1_reduction: str = "mean"
+    subset: AtLeastOne = 5000
+    digest_epochs: Count = 5
+    digest_batch: AtLeastOne | None = 64
+    public_epochs: Count = 20
+    private_epochs: Count = 20
+    l1_reduction: Literal["mean", "sum_outputs"] = "mean"
     global_model: bool = True
     server_model: str | None = None
-    server_init: str = "random"
+    server_init: Literal["random", "public"] = "random"
     lwof: bool = True
-    beta: float = 1.0
-    rho: float = 2.0
+    beta: NotNegative = 1.0
+    rho: Positive = 2.0
     scale_rho2: bool = False
-    eval_outputs: str = "all"
+    eval_outputs: Literal["all", "private"] = "all"
     bn_recalibrate: bool = False
 
     def check(self) -> None:
-        """Refuse values that make no sense."""
+        """Refuse choices that do not go together."""
         super().check()
-        for field, words in WORDS.items():
-            if getattr(self, field) not in words:
-                choice = " or ".join(f"'{word}'" for word in words)
-                raise InputError(f"{self.name}: {field} is {choice}, not '{getattr(self, field)}'.")
-        if not 0 <= self.beta < float("inf"):
-            raise InputError(f"{self.name}: beta must not be negative, got {self.beta}.")
-        if not 0 < self.rho < float("inf"):
-            raise InputError(f"{self.name}: rho must be positive, got {self.rho}.")
         if self.l1_reduction != "mean" and self.digest_loss != "l1":
             raise InputError(
                 f"{self.name}: l1_reduction='{self.l1_reduction}' needs digest_loss='l1', not '{self.digest_loss}'."

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyfed.core.errors import InputError
+from polyfed.core.fields import NotNegative
 from polyfed.core.message import Message
 from polyfed.core.method import Local, Method, Step
 from polyfed.core.party import ClientInfo, Context, Party
@@ -50,18 +50,9 @@ class FedProto(Method):
     needs: ClassVar[frozenset[str]] = frozenset({"feature_dim"})
     sends: ClassVar[str] = "the mean feature vector and the number of samples of each class"
 
-    lam: float = 1.0
-    weighting: str = "samples"
-    predict_with: str = "head"
-
-    def check(self) -> None:
-        """Refuse values that make no sense."""
-        if self.lam < 0:
-            raise InputError(f"{self.name}: lam must not be negative, got {self.lam}.")
-        if self.weighting not in ("samples", "uniform"):
-            raise InputError(f"{self.name}: weighting is 'samples' or 'uniform', not '{self.weighting}'.")
-        if self.predict_with not in ("head", "prototype"):
-            raise InputError(f"{self.name}: predict_with is 'head' or 'prototype', not '{self.predict_with}'.")
+    lam: NotNegative = 1.0
+    weighting: Literal["samples", "uniform"] = "samples"
+    predict_with: Literal["head", "prototype"] = "head"
 
     def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
         """Send the global prototypes that exist so far."""

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from polyfed.core.errors import InputError
+from polyfed.core.fields import NotNegative, Share
 from polyfed.core.party import Context, Party
 from polyfed.core.stage import Aux, Batch, Stage
 from polyfed.methods.fedavg import FedAvg
@@ -37,16 +37,8 @@ class FedProx(FedAvg):
     name: ClassVar[str] = "fedprox"
     paper: ClassVar[str] = "Li et al. 2020"
 
-    mu: float = 0.1
-    straggler_share: float = 0.0
-
-    def check(self) -> None:
-        """Refuse a negative penalty."""
-        super().check()
-        if self.mu < 0:
-            raise InputError(f"{self.name}: mu must not be negative, got {self.mu}.")
-        if not 0 <= self.straggler_share <= 1:
-            raise InputError(f"{self.name}: straggler_share is a share from 0 to 1, got {self.straggler_share}.")
+    mu: NotNegative = 0.1
+    straggler_share: Share = 0.0
 
     def loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
         """Return L_k(w) = CE + (mu/2)·||w - w0||^2, over trainable parameters."""

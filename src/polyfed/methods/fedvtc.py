@@ -27,19 +27,21 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed.core.errors import InputError
+from polyfed.core.fields import AtLeastOne, NotNegative, OptimizerName, Positive
 from polyfed.core.message import Message, State
 from polyfed.core.method import EVALUATE, Local, Method, Plan, Step
 from polyfed.core.nets import EVAL, mode
-from polyfed.core.party import Blueprint, ClientInfo, Context, Party, Training, load_state, state_of
+from polyfed.core.party import Blueprint, ClientInfo, Context, Party, load_state, state_of
 from polyfed.core.samples import Samples, Scaling
-from polyfed.core.stage import OPTIMIZERS, Aux, Batch, Draw, Stage, Update
+from polyfed.core.settings import Training
+from polyfed.core.stage import Aux, Batch, Draw, Stage, Update
 from polyfed.models.contract import parameter_parts
 from polyfed.models.vtc import Decoder, start_size
 from polyfed.ops.aggregate import weighted_mean
@@ -53,19 +55,6 @@ from polyfed.ops.gaussian import (
 from polyfed.ops.prototypes import Prototypes, class_means, mean_prototypes, merged, spread
 
 TUNE = Step("tune", who="all", up=False, evaluate="after_finetuning")
-WORDS = {
-    "rec_reduction": ("sum", "mean"),
-    "dm_mode": ("class_mean", "pointwise"),
-    "dm_latents": ("batch", "global"),
-    "prior_cov": ("identity", "global_sd"),
-    "alternate": ("batch", "epoch"),
-    "weighting": ("uniform", "samples"),
-    "vtc_upload": ("final", "round"),
-    "average_over": ("trained", "all"),
-    "norm_statistics": ("averaged", "recalibrated"),
-    "finetune_scope": ("all", "head"),
-    "vtc_optimizer": (None, *OPTIMIZERS),
-}
 
 
 class VTC(nn.Module):
@@ -141,42 +130,31 @@ class FedVTC(Method):
     sends: ClassVar[str] = "the mean feature of each class it holds, a vector of standard deviations, its decoder"
     shares: ClassVar[frozenset[str]] = frozenset({"vtc"})
 
-    lambda_dm: float = 1.0
-    kl_weight: float = 1.0
-    rec_weight: float = 1.0
-    rec_reduction: str = "sum"
-    dm_mode: str = "class_mean"
-    dm_latents: str = "batch"
-    prior_cov: str = "identity"
-    sigma_init: float = 0.1
+    lambda_dm: NotNegative = 1.0
+    kl_weight: NotNegative = 1.0
+    rec_weight: NotNegative = 1.0
+    rec_reduction: Literal["sum", "mean"] = "sum"
+    dm_mode: Literal["class_mean", "pointwise"] = "class_mean"
+    dm_latents: Literal["batch", "global"] = "batch"
+    prior_cov: Literal["identity", "global_sd"] = "identity"
+    sigma_init: Positive = 0.1
     keep_sigma: bool = False
-    alternate: str = "batch"
+    alternate: Literal["batch", "epoch"] = "batch"
     joint_training: bool = False
-    weighting: str = "uniform"
-    vtc_upload: str = "final"
-    average_over: str = "trained"
-    norm_statistics: str = "averaged"
-    vtc_lr: float | None = None
-    vtc_optimizer: str | None = None
+    weighting: Literal["uniform", "samples"] = "uniform"
+    vtc_upload: Literal["final", "round"] = "final"
+    average_over: Literal["trained", "all"] = "trained"
+    norm_statistics: Literal["averaged", "recalibrated"] = "averaged"
+    vtc_lr: Positive | None = None
+    vtc_optimizer: OptimizerName | None = None
     finetune: bool = True
-    finetune_scope: str = "all"
-    samples_per_class: int | None = None
-    finetune_epochs: int | None = None
-    finetune_lr: float | None = None
+    finetune_scope: Literal["all", "head"] = "all"
+    samples_per_class: AtLeastOne | None = None
+    finetune_epochs: AtLeastOne | None = None
+    finetune_lr: Positive | None = None
 
     def check(self) -> None:
-        """Refuse values that make no sense."""
-        for field, words in WORDS.items():
-            if getattr(self, field) not in words:
-                choices = " or ".join(f"'{word}'" for word in words if word)
-                raise InputError(f"{self.name}: {field} is {choices}, not '{getattr(self, field)}'.")
-        for field in ("lambda_dm", "kl_weight", "rec_weight"):
-            if getattr(self, field) < 0:
-                raise InputError(f"{self.name}: {field} must not be negative, got {getattr(self, field)}.")
-        for field in ("sigma_init", "vtc_lr", "finetune_lr", "samples_per_class", "finetune_epochs"):
-            value = getattr(self, field)
-            if value is not None and value <= 0:
-                raise InputError(f"{self.name}: {field} must be above 0, got {value}.")
+        """Refuse choices that do not go together."""
         if self.joint_training and (self.vtc_lr is not None or self.vtc_optimizer is not None):
             raise InputError(f"{self.name}: joint_training has one optimizer, leave out vtc_lr and vtc_optimizer.")
         if self.joint_training and self.alternate != "batch":

@@ -19,13 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed.core.errors import InputError
+from polyfed.core.fields import Positive, SomeShare
 from polyfed.core.message import Message
 from polyfed.core.method import Local, Plan, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, load_state
@@ -69,26 +70,23 @@ class HeteroFL(FedAvg):
     sends: ClassVar[str] = "the weights of the client's width slice, and which classes it holds"
 
     view: str = "prefix"
-    weighting: str = "uniform"
+    weighting: Literal["samples", "uniform"] = "uniform"
     scaler: bool = True
-    global_rate: float = 1.0
+    global_rate: SomeShare = 1.0
     static_bn: bool = True
-    statistics: str = "clients"
+    statistics: Literal["clients", "public"] = "clients"
     mask: bool = True
-    clip: float | None = 1.0
-    measure: str = "slice"
+    clip: Positive | None = 1.0
+    measure: Literal["slice", "own"] = "slice"
 
     def check(self) -> None:
-        """Refuse unknown words, and a collection of statistics that would overwrite the models to be measured."""
+        """Refuse a collection of statistics that would overwrite the models to be measured."""
         super().check()
-        check_words(self, {"statistics": ("clients", "public"), "measure": ("slice", "own")})
         if self.measure == "own" and self.static_bn and self.statistics == "clients":
             raise InputError(
                 f"{self.name}: measure='own' with static BatchNorm needs statistics='public': to collect statistics, "
                 "clients would replace their own models."
             )
-        if not 0 < self.global_rate <= 1:
-            raise InputError(f"{self.name}: global_rate is above 0 and at most 1, got {self.global_rate}.")
 
     def requirements(self) -> frozenset[str]:
         """Widths of one network; masking needs the label sets, statistics at the server public data."""
@@ -236,14 +234,6 @@ class HeteroFL(FedAvg):
         names = running_statistics_of(client.main)
         state = client.main.state_dict()
         return Message(params={"main": {name: state[name].clone() for name in names}}, meta={"batches": batches})
-
-
-def check_words(method: FedAvg, words: Mapping[str, tuple[str, ...]]) -> None:
-    """Refuse a field whose word is not among the known ones."""
-    for field, known in words.items():
-        if getattr(method, field) not in known:
-            choice = " or ".join(f"'{word}'" for word in known)
-            raise InputError(f"{method.name}: {field} is {choice}, not '{getattr(method, field)}'.")
 
 
 def running_statistics(blueprint: Blueprint) -> set[str]:

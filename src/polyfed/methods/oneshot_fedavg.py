@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from polyfed.core.errors import InputError
+from polyfed.core.fields import NotNegative
 from polyfed.core.message import Message, State
 from polyfed.core.method import Local, Plan, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, state_of
@@ -46,17 +47,15 @@ class OneShotFedAvg(FedAvg):
     outcome: ClassVar[str] = "server"
 
     view: str = "full"
-    l1: float = 1e-7
+    l1: NotNegative = 1e-7
 
     def check(self) -> None:
-        """Refuse a negative penalty, and fields of FedAvg that mean nothing here."""
+        """Refuse fields of FedAvg that mean nothing here."""
         super().check()
         if self.pretrain_epochs:
             raise InputError(f"{self.name}: pretrain_epochs must be 0, since there is one round and nothing before it.")
         if self.view.startswith("shared"):
             raise InputError(f"{self.name}: view '{self.view}' leaves layers out, so there would be no global model.")
-        if self.l1 < 0:
-            raise InputError(f"{self.name}: l1 must not be negative, got {self.l1}.")
 
     def misfit(self, blueprints: Mapping[str, Blueprint], input_shape: tuple[int, ...]) -> str | None:
         """Return what to set when the global model would lack its statistics."""

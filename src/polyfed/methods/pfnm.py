@@ -19,12 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from polyfed.core.errors import InputError
+from polyfed.core.fields import AtLeastOne, Count, NotNegative, Positive
 from polyfed.core.message import Message, State
 from polyfed.core.method import Local, Plan, Step
 from polyfed.core.nets import EVAL, mode
@@ -61,33 +62,18 @@ class PFNM(OneShot):
     needs: ClassVar[frozenset[str]] = frozenset({"builds", "mlp", "same_depth"})
     sends: ClassVar[str] = "the trained weights and the number of samples of each class, once"
 
-    sigma2: float = 1.0
-    sigma0_2: float = 10.0
-    gamma: float = 1.0
+    sigma2: Positive = 1.0
+    sigma0_2: Positive = 10.0
+    gamma: Positive = 1.0
     mu0: float = 0.0
     mu0_bias: float = 0.0
-    iterations: int = 3
-    pop_factor: float = 2.0
-    cap: int | None = None
-    max_global: int | None = None
+    iterations: Count = 3
+    pop_factor: NotNegative = 2.0
+    cap: AtLeastOne | None = None
+    max_global: AtLeastOne | None = None
     class_weighting: bool = True
-    select_on: str = "none"
+    select_on: Literal["none", "train", "validation", "test"] = "none"
     convolutions: bool = False
-
-    def check(self) -> None:
-        """Refuse values that make no sense."""
-        super().check()
-        for field in ("sigma2", "sigma0_2", "gamma"):
-            if getattr(self, field) <= 0:
-                raise InputError(f"{self.name}: {field} must be above 0, got {getattr(self, field)}.")
-        for field in ("iterations", "pop_factor"):
-            if getattr(self, field) < 0:
-                raise InputError(f"{self.name}: {field} must not be negative, got {getattr(self, field)}.")
-        for field in ("cap", "max_global"):
-            if getattr(self, field) is not None and getattr(self, field) < 1:
-                raise InputError(f"{self.name}: {field} must be at least 1 or None, got {getattr(self, field)}.")
-        if self.select_on not in ("none", "train", "validation", "test"):
-            raise InputError(f"{self.name}: select_on is none, train, validation or test, not '{self.select_on}'.")
 
     def requirements(self) -> frozenset[str]:
         """Convolutional networks are let in where they are asked for."""

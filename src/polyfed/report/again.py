@@ -2,145 +2,58 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
-from polyfed.report.runs import Study
-
-# Keys of an experiment that have an option of their own; all others are written as --set key=value.
-OWN = (
-    "method",
-    "data",
-    "limit",
-    "clients",
-    "partition",
-    "models",
-    "feature_dim",
-    "rounds",
-    "participation",
-    "epochs",
-    "batch_size",
-    "optimizer",
-    "lr",
-    "seed",
-    "evaluate",
-    "public",
-)
-OPTIONS = {key: f"--{key.replace('_', '-')}" for key in OWN}
+from polyfed.config import Config, option_words, setting_words
+from polyfed.methods import reference
+from polyfed.report.runs import Run, Study
 
 
 def commands(study: Study) -> list[str]:
     """Return the commands that make these runs again; empty where only a script can."""
+    configs = [_config(run) for run in study.all]
+    if any(config is None or config.script for config in configs):
+        return []
     if study.experiment is not None:
-        experiment = {
-            key: value for key, value in study.experiment.items() if key not in ("compare", "seeds", "method")
-        }
-        start = ["polyfed", "compare", "--methods", ",".join(study.labels), "--seeds", str(len(study.seeds))]
-        line = _line(start, experiment)
-        return [f"{line} --seed {study.seeds[0]}"] if line else []
+        return _comparison(study)
     seeds: dict[str, list[int]] = {}  # by command without its seed
-    for run in study.all:
-        own = _experiment(run.config)
-        line = None if own is None else _line(["polyfed", "run"], own)
-        if line is None:
-            return []
-        seeds.setdefault(line, []).append(run.seed)
+    for config in configs:
+        assert config is not None
+        words = ["polyfed", "run", "--method", reference(type(config.method))]
+        words += [*setting_words(replace(config, seed=0)), *option_words("method", config.method)]
+        seeds.setdefault(shlex.join(words), []).append(config.seed)
     return [_with_seeds(line, numbers) for line, numbers in seeds.items()]
+
+
+def _comparison(study: Study) -> list[str]:
+    """Return one command for all methods and seeds."""
+    first: dict[str, Config] = {}
+    for label, runs in study.runs.items():
+        config = _config(runs[0])
+        assert config is not None
+        if set(label) & set("=,"):
+            return []
+        first[label] = config
+    start = ["polyfed", "compare", "--methods", ",".join(first), "--seeds", str(len(study.seeds))]
+    base = next(iter(first.values()))
+    words = [*start, *setting_words(replace(base, seed=study.seeds[0]))]
+    for label, config in first.items():
+        name = reference(type(config.method))
+        words += [] if name == label else ["--set", f"{label}.method={name}"]
+        words += option_words(label, config.method)
+    return [shlex.join(words)]
+
+
+def _config(run: Run) -> Config | None:
+    """Return a run's configuration; None where it has none that can be read (a real federation, another version)."""
+    try:
+        return Config.load(run.config)
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _with_seeds(line: str, seeds: list[int]) -> str:
     if len(seeds) == 1:
         return f"{line} --seed {seeds[0]}"
     return f"for seed in {' '.join(map(str, seeds))}; do {line} --seed $seed; done"
-
-
-def _experiment(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Turn a run's configuration back into the keys of an experiment."""
-    recipe = config.get("clients") or {}
-    if not config.get("repeatable") or not recipe.get("repeatable"):
-        return None
-    data = dict(recipe["data"])
-    source, limit, resize = data.pop("source"), data.pop("limit", None), data.pop("resize", None)
-    seeds = {config["seed"], recipe["seed"], data.pop("seed", 0)}  # the command line has one seed for all three
-    if data or len(seeds) > 1:
-        return None
-    training, participation = config["training"], config["participation"]
-    options = {key: value for key, value in config["options"].items() if value != _defaults(config["method"]).get(key)}
-    return {
-        "method": config["method"],
-        "methods": {"method": options},
-        "data": source,
-        "limit": limit,
-        "resize": resize,
-        "clients": recipe["clients"],
-        "partition": recipe["by"],
-        "validation": recipe["validation"],
-        "public": recipe["public"],
-        "min_size": recipe["min_size"],
-        "models": config["models"],
-        "feature_dim": config["feature_dim"],
-        "feature_adapter": config["feature_adapter"],
-        "rounds": config["rounds"],
-        "participation": participation["share"],
-        "dropout": participation["dropout"],
-        "drop": participation["who"],
-        **training,
-        "evaluate": f"every={config['evaluate_every']}" if config["evaluate_every"] else "end",
-        "checkpoint_seconds": config["checkpoint_seconds"],
-    }
-
-
-def _defaults(method: str) -> dict[str, Any]:
-    from dataclasses import fields
-
-    from polyfed.methods import registry
-
-    if method not in registry():
-        return {}
-    return {field.name: json.loads(json.dumps(field.default, default=str)) for field in fields(registry()[method])}
-
-
-def _line(start: list[str], experiment: Mapping[str, Any]) -> str | None:
-    """Write the values that differ from the defaults as options."""
-    from polyfed.experiment import Experiment
-
-    usual = json.loads(json.dumps({key: field.default for key, field in Experiment.model_fields.items()}))
-    words = list(start)
-    for key, value in experiment.items():
-        if key == "methods" or value is None or (value == usual.get(key) and key not in ("data", "method")):
-            continue
-        if key == "models":
-            words += [OPTIONS[key], ",".join(value)]
-        elif key in OPTIONS and not isinstance(value, list):
-            words += [OPTIONS[key], str(value)]
-        else:
-            words += ["--set", f"{key}={_toml(value)}"]
-    for label, options in experiment.get("methods", {}).items():
-        for key, value in options.items():
-            if value is None:
-                continue
-            if "." in label or "=" in label:
-                return None
-            words += ["--set", f"{label}.{key}={_toml(value)}"]
-    return shlex.join(words)
-
-
-def _toml(value: Any) -> str:
-    """Write a value so that --set reads it back: plain words stay bare."""
-    from polyfed.experiment import parse_value
-
-    if isinstance(value, str):
-        return value if parse_value(value) == value else json.dumps(value)
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(key)} = {_toml_strict(item)}" for key, item in value.items()) + "}"
-    return _toml_strict(value)
-
-
-def _toml_strict(value: Any) -> str:
-    if isinstance(value, dict):
-        return _toml(value)
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml_strict(item) for item in value) + "]"
-    return json.dumps(value)

@@ -106,16 +106,15 @@ def _title(study: Study) -> str:
 
 
 def _data_name(run: Run) -> str:
-    recipe = run.config.get("clients") or {}
-    return str((recipe.get("data") or {}).get("source") or "own data")
+    return str((run.config.get("data") or {}).get("source") or "own data")
 
 
 def _facts(study: Study) -> str:
     run = study.all[0]
-    recipe = run.config.get("clients") or {}
+    partition = (run.config.get("data") or {}).get("partition")
     parts = [f"{len(study.seeds)} seed{'s' if len(study.seeds) > 1 else ''}", in_rounds(run.summary["rounds"])]
-    if recipe.get("by"):
-        parts.insert(0, f"split {recipe['by']}")
+    if partition:
+        parts.insert(0, f"split {partition}")
     kinds = len(set(run.architectures))
     parts.append(f"{kinds} different networks" if kinds > 1 else run.architectures[0])
     total = sum(run.summary["samples"])
@@ -128,8 +127,8 @@ def _settings(study: Study) -> list[tuple[str, str]]:
     shown: list[tuple[str, Callable[[Run], Any]]] = [
         ("data", _data_name),
         ("clients", lambda run: run.clients),
-        ("partition", lambda run: (run.config.get("clients") or {}).get("by")),
-        ("public data", lambda run: (run.config.get("clients") or {}).get("public")),
+        ("partition", lambda run: (run.config.get("data") or {}).get("partition")),
+        ("public data", lambda run: (run.config.get("data") or {}).get("public")),
         ("networks", lambda run: ", ".join(dict.fromkeys(run.architectures))),
         ("rounds", lambda run: run.summary["rounds"]),
         ("participation", lambda run: (run.config.get("participation") or {}).get("share")),
@@ -155,8 +154,8 @@ def _training(training: dict[str, Any]) -> str | None:
 def _options(study: Study) -> list[tuple[str, str]]:
     rows = []
     for label, runs in study.runs.items():
-        options = runs[0].config.get("options") or {}
-        text = ", ".join(f"{key} = {value}" for key, value in options.items())
+        options = runs[0].config.get("method") or {}
+        text = ", ".join(f"{key} = {value}" for key, value in options.items() if key != "name")
         rows.append((label, text or "no options"))
     return rows
 

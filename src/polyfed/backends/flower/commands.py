@@ -186,22 +186,19 @@ def _tell_missing(say: Callable[[str], None], line: dict[str, Any]) -> None:
 def _settings(given: dict[str, Any]) -> tuple[Any, Any, int | None]:
     """Return method, settings and feature size from the options, or from the run that is resumed."""
     from polyfed import methods
-    from polyfed.api import evaluation_rounds
-    from polyfed.core.federation import Settings
-    from polyfed.core.method import Participation
-    from polyfed.core.party import Training
     from polyfed.core.rundir import RunDirectory
+    from polyfed.core.settings import Evaluation, Execution, Participation, Settings, Training
 
     if given["resume"]:
-        _, old = RunDirectory.open(given["out"])
+        old = RunDirectory.read_config(given["out"])
         made = methods.make(old["method"], _tuples(old["options"]))
         settings = Settings(
             old["rounds"],
             old["seed"],
             Training(**old["training"]),
             Participation(**old["participation"]),
-            old["evaluate_every"],
-            0.0,
+            Evaluation(old["evaluate_every"]),
+            Execution(checkpoint_seconds=0.0),
         )
         return made, settings, old["feature_dim"]
     chosen: dict[str, dict[str, Any]] = {"method": {}, "training": {}}
@@ -224,8 +221,8 @@ def _settings(given: dict[str, Any]) -> tuple[Any, Any, int | None]:
         given["seed"],
         Training(**training),
         Participation(share=given["participation"]),
-        evaluation_rounds(given["evaluate"]),
-        0.0,  # a checkpoint after every round: the sites' states follow it
+        Evaluation(given["evaluate"]),
+        Execution(checkpoint_seconds=0.0),  # after every round: the sites' states follow it
     )
     return methods.make(given["method"], chosen["method"]), settings, given["feature_dim"]
 

@@ -18,11 +18,12 @@ from torch import Tensor
 
 from polyfed.backends.inprocess import InProcess
 from polyfed.core.errors import MessageError, PolyfedError
-from polyfed.core.federation import Federation, Settings
+from polyfed.core.federation import Federation
 from polyfed.core.message import Message
 from polyfed.core.method import Method, Replies, Step
-from polyfed.core.party import Blueprint, ClientInfo, Context, PartyData, Training
+from polyfed.core.party import Blueprint, ClientInfo, Context, PartyData
 from polyfed.core.samples import Samples
+from polyfed.core.settings import Settings, Training
 from polyfed.models import build, with_feature_dim
 
 LARGEST = 1e10  # of any number that is not whole; beyond it, one site could drown all others

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import torch
 
-from polyfed.api import check_settings, known_methods
+from polyfed.api import known_methods
 from polyfed.backends.flower.backend import FlowerBackend, LiveFederation
 from polyfed.backends.flower.codec import Head
 from polyfed.backends.flower.describe import agree, meet, settle
@@ -23,12 +23,13 @@ from polyfed.backends.flower.post import Post, TooFewSites
 from polyfed.backends.flower.sitedata import fingerprint
 from polyfed.core.checkpoint import pack_tree, unpack_tree, write_atomic
 from polyfed.core.errors import InputError, PolyfedError, RunDirectoryError
-from polyfed.core.federation import Line, Settings
+from polyfed.core.federation import Line
 from polyfed.core.method import Method
 from polyfed.core.needs import check_needs
 from polyfed.core.party import ClientInfo
 from polyfed.core.rundir import RunDirectory
 from polyfed.core.samples import Samples
+from polyfed.core.settings import Settings
 from polyfed.live import Stopped
 from polyfed.result import Result
 
@@ -94,8 +95,6 @@ def serve(
     TooFewSites
         When too few sites are there; the run can be resumed.
     """
-    method.check()
-    check_settings(settings)
     if method.pools_data:
         raise InputError(f"{method.name} puts all data in one place: it exists in simulations only.")
     keys, sites = _check(hosting)
@@ -233,14 +232,14 @@ def start_directory(
         "seed": settings.seed,
         "training": asdict(settings.training),
         "participation": asdict(settings.participation),
-        "evaluate_every": settings.evaluate_every,
+        "evaluate_every": settings.evaluation.every,
         "feature_dim": feature_dim,
         "feature_adapter": feature_adapter,
         "repeatable": False,
         "engine": "flower",
     }
     if resume:
-        directory, earlier = RunDirectory.open(out)
+        directory, earlier = RunDirectory.open(out), RunDirectory.read_config(out)
         for key in ("method", "options", "sites", "rounds", "seed", "training", "feature_dim"):
             if earlier.get(key) != _plain(config[key]):
                 raise RunDirectoryError(

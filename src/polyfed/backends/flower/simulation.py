@@ -28,6 +28,7 @@ from polyfed.backends.flower.serve import Given, convene
 from polyfed.backends.flower.site import Site, last_state
 from polyfed.backends.flower.sitedata import SiteData
 from polyfed.build import ModelSpec
+from polyfed.config import Networks
 from polyfed.core.errors import InputError, PolyfedError
 from polyfed.core.federation import Federation, Line
 from polyfed.core.method import Method
@@ -43,8 +44,7 @@ def simulate(
     federation: Federation,
     clients: Clients,
     models: Sequence[ModelSpec],
-    feature_dim: int | None = None,
-    feature_adapter: str = "linear",
+    networks: Networks = Networks(),  # noqa: B008 (frozen)
     resume: bool = False,
 ) -> list[Line]:
     """Run a prepared federation in Flower's simulation runtime, one processor for each client at work.
@@ -64,7 +64,9 @@ def simulate(
         raise InputError(f"{method.name} puts all data in one place: use another engine.")
     from flwr.simulation import run_simulation
 
-    settings = replace(federation.settings, checkpoint_seconds=0.0)  # the sites' states follow the checkpoint
+    # The sites' states follow the checkpoint.
+    every_round = replace(federation.settings.execution, checkpoint_seconds=0.0)
+    settings = replace(federation.settings, execution=every_round)
     directory = federation.directory
     keep = nullcontext(str(directory.path / "sites")) if directory else tempfile.TemporaryDirectory(prefix="polyfed-")
     with keep as folder:
@@ -74,8 +76,8 @@ def simulate(
             "options": {item.name: getattr(method, item.name) for item in fields(method)},
             "seed": settings.seed,
             "training": asdict(settings.training),
-            "feature_dim": feature_dim,
-            "feature_adapter": feature_adapter,
+            "feature_dim": networks.feature_dim,
+            "feature_adapter": networks.feature_adapter,
             "rounds": federation.rounds,
             "public_classes": None,
         }

@@ -28,8 +28,9 @@ from polyfed.core.errors import InputError, MessageError, PolyfedError
 from polyfed.core.evaluate import measure
 from polyfed.core.message import Message
 from polyfed.core.method import Method, Step
-from polyfed.core.party import Blueprint, ClientInfo, Context, Party, PartyData, Training, load_state
+from polyfed.core.party import Blueprint, ClientInfo, Context, Party, PartyData, load_state
 from polyfed.core.runner import run_stage
+from polyfed.core.settings import Training
 
 PHASES = ("before", "round", "after")
 Tag = tuple[int, int, int]  # phase, round, position in the phase: when a state was taken

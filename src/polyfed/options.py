@@ -1,0 +1,70 @@
+"""Options of the command line, made from the fields of the configuration: a setting is written down once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, fields
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer
+
+from polyfed.config import OPTIONS, SECTIONS, Config, short_names
+from polyfed.core.fields import in_words, meanings, types_of
+
+
+def with_settings(names: Sequence[str] = OPTIONS) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command with `**given` an option for each of these settings; it receives them as texts (None: not given).
+
+    Texts are read and checked by the configuration, so that the command line, TOML and Python are refused alike.
+    """
+
+    def widen(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command)
+        own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        hints = get_type_hints(command, include_extras=True)
+        made = [option(name) for name in names]
+        parameters = [p.replace(annotation=hints[p.name]) for p in own] + made
+        command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {**{p.name: p.annotation for p in parameters}, "return": None}
+        return command
+
+    return widen
+
+
+def option(name: str) -> inspect.Parameter:
+    """Return the option of one setting."""
+    section, dot, leaf = short_names()[name].partition(".")
+    kind: Any = SECTIONS[section] if dot else Config
+    field = leaf if dot else section
+    flag = f"--{name.replace('_', '-')}"
+    hint = types_of(kind)[field]
+    annotation = Annotated[
+        str | None,
+        typer.Option(
+            flag,
+            help=f"{meanings(kind)[field]} {_default(kind, field)}".replace("`", "").strip(),
+            metavar=_shape(hint),
+            rich_help_panel=section.capitalize() if dot else "Run",
+            show_default=False,
+        ),
+    ]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _default(kind: type[Any], field: str) -> str:
+    found = next(item.default for item in fields(kind) if item.name == field)
+    if found is MISSING or found is None:
+        return ""
+    return f"(default {', '.join(found) if isinstance(found, tuple) else found})"
+
+
+def _shape(hint: Any) -> str:
+    """Return what an option takes, in a word: its words, a number, or text."""
+    words = in_words(hint)
+    if "|" in words and "true" not in words:
+        return words.replace(" | ", "|").replace(" or none", "")
+    base = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    numbers = {int: "N", float: "X"}
+    parts = [get_args(part)[0] if get_origin(part) is Annotated else part for part in (get_args(base) or (base,))]
+    return numbers.get(parts[0], "TEXT")
