@@ -1,4 +1,4 @@
-"""One configuration: what it takes, what it refuses, that it survives every form, and that no run is mistaken for another."""
+"""One configuration: what it takes and refuses, that it survives every form, and that no run is taken for another."""
 
 import inspect
 import json
@@ -8,7 +8,6 @@ import sys
 from dataclasses import fields, replace
 
 import pytest
-from test_cli import SMALL, polyfed, refused
 
 import polyfed as pf
 from polyfed import methods
@@ -29,6 +28,7 @@ from polyfed.config import (
 from polyfed.core.errors import InputError, RunDirectoryError
 from polyfed.core.fields import in_words, meanings, types_of
 from polyfed.core.lock import Lock
+from test_cli import SMALL, polyfed, refused
 
 # One value for every setting that is not its default.
 OTHER = {
@@ -287,9 +287,9 @@ def test_a_comparison_with_other_workers_is_the_same_one(finished):
 def test_a_resume_with_another_feature_size_is_a_sentence(tmp_path):
     clients = pf.split("digits", clients=2, by="iid", seed=0)
     pf.run("fedavg", clients, ["mlp:1x8"], rounds=1, out=tmp_path / "a")
-    with pytest.raises(RunDirectoryError, match="models.feature_dim was None, now 4"):
+    with pytest.raises(RunDirectoryError, match=r"models\.feature_dim was None, now 4"):
         pf.run("fedavg", clients, ["mlp:1x8"], rounds=1, out=tmp_path / "a", resume=True, feature_dim=4)
-    with pytest.raises(RunDirectoryError, match="data.clients was 2, now 3"):
+    with pytest.raises(RunDirectoryError, match=r"data\.clients was 2, now 3"):
         pf.run("fedavg", pf.split("digits", clients=3, by="iid"), ["mlp:1x8"], 1, out=tmp_path / "a", resume=True)
 
 
