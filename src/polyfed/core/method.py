@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyfed.core.message import Message
-from polyfed.core.party import Blueprint, ClientInfo, Context, Party
+from polyfed.core.party import Blueprint, ClientInfo, Context, Party, fill
 from polyfed.core.stage import Aux, Batch, Stage
 from polyfed.ops.aggregate import IndexMap
 
@@ -134,6 +134,16 @@ class Method:
 
     def setup_client(self, client: Party, ctx: Context) -> None:
         """Add side models and first memories. Must give the same result whenever it is called."""
+
+    def receive(self, client: Party, step: Step, ctx: Context) -> None:
+        """Take in what the inbox holds: by default, states of models that the client has replace its own.
+
+        Called at the start of every exchange and, on a copy of the client, wherever its model is measured or handed
+        out (step `evaluate`): what is unpacked here is part of the model, what `local` unpacks is not.
+        """
+        for model, state in client.inbox.params.items():
+            if model in client.models:
+                fill(client.tensors(model), state)
 
     def loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
         """Return the loss of the default local stage; pure in (parameters, batch, aux)."""
