@@ -141,7 +141,7 @@ def run(
 
 def _model_of(federation: Federation, backend: InProcess, client: int) -> nn.Module:
     """Return the model that a client ends up with: its own, with what the server would send it now."""
-    message = federation.method.send(federation.server, backend.infos[client], EVALUATE, federation.ctx)
+    message = federation.method.send(federation.server, federation.ctx.infos[client], EVALUATE, federation.ctx)
     return backend.model(client, federation.ctx, message)
 
 
