@@ -56,7 +56,10 @@ def run(
     clients
         The data of all parties, from `split` or `Clients.from_parts`.
     models
-        Model strings (`"resnet10:w16"`), classes or functions that build a module, or modules; dealt in turn.
+        Model strings (`"resnet10:w16"`), classes or functions that build a module, or modules; dealt in turn. Modules
+        of equal structure are one architecture, also where they are different objects or come from different
+        functions; each client starts from the weights of the module that it was given. A method that shares weights
+        starts from those of the first one, and says so where they differ.
     rounds, training, seed, participation
         How long, how clients train, the seed of everything random, and who takes part in a round.
     out

@@ -15,7 +15,10 @@ from flwr.supercore.task_identity import TaskIdentity
 from test_same_result import TRAINING, tree, trees_equal
 
 import polyfed as pf
+from polyfed.backends.flower.serve import Given, convene, start_directory
+from polyfed.backends.flower.site import Site
 from polyfed.core.errors import InputError, PolyfedError
+from polyfed.core.federation import Settings
 
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="needs Ray: pip install 'polyfed[simulation]'"
@@ -96,6 +99,19 @@ def test_what_clients_end_up_with_is_the_same_as_in_process(no_runtime):
     alone, together = run("sequential"), run("flower")
     assert [line["accuracy"] for line in alone.history] == [line["accuracy"] for line in together.history]
     assert trees_equal(states(alone), states(together))
+
+
+def test_sites_that_have_nothing_in_common_are_not_averaged(tmp_path):
+    method, settings = pf.FedAvg(), Settings(1)
+    directory, run = start_directory(method, settings, tmp_path / "run", problem.SITES, None, "linear", False)
+    met = {}
+    for number, model in enumerate((problem.own, "mlp:1x8", "mlp:1x9")):
+        name = problem.SITES[number]
+        site = Site(name, model, problem.part(number), tmp_path / name, say=lambda text: None)
+        met[name] = site.answer({"kind": "describe", "run": run}, b"")
+    given = Given(method, settings, run, problem.SITES, directory)
+    with pytest.raises(InputError, match=r"its own \(own, mlp:1x8, mlp:1x9\), so nothing would be averaged"):
+        convene(None, given, met, ())
 
 
 def test_pooled_data_is_refused():

@@ -259,6 +259,9 @@ class InProcess:
         received = message.params.get("main", {})
         if any(t.is_floating_point() and name not in received for name, t in blueprint.initial.items()):
             return None
+        own = self._initial(self.infos[client])
+        if any(name not in received and not torch.equal(t, own[name]) for name, t in blueprint.initial.items()):
+            return None
         tensors = tuple((name, t.data_ptr(), tuple(t.shape)) for name, t in message.tensors())
         return blueprint.name, tensors, tuple(sorted(message.meta.items()))
 
@@ -308,20 +311,25 @@ class InProcess:
 
     def _untouched(self, client: int) -> bool:
         """Tell whether a client still has the common initial model and nothing of its own."""
-        return client not in self.records and type(self.method).setup_client is Method.setup_client
+        common = type(self.method).setup_client is Method.setup_client and self.data[client].initial is None
+        return common and client not in self.records
 
     # --- records and modules ---
 
     def _first(self, info: ClientInfo, ctx: Context, keep: bool = True) -> Record:
-        """Build the record of a client that was never active: the common initial state, then the method's set-up."""
+        """Build the record of a client that was never active: its initial state, then the method's set-up."""
         key = info.architecture, "main"
-        blueprint = self.blueprints[info.architecture]
         if type(self.method).setup_client is Method.setup_client and key in self.benches[0].seats:
-            return self._park(info, {"main": blueprint.initial}, {}, keep)
+            return self._park(info, {"main": self._initial(info)}, {}, keep)
         party = self._set_up(info, ctx)
         self._add_seats(info, party)
         states = {model: dict(module.state_dict()) for model, module in party.models.items()}
         return self._park(info, states, party.memory, keep)
+
+    def _initial(self, info: ClientInfo) -> State:
+        """Return what a client starts from: the weights that it was given, or the common ones of its architecture."""
+        own = self.data[info.id].initial
+        return self.blueprints[info.architecture].initial if own is None else own
 
     def _park(
         self, info: ClientInfo, states: Mapping[str, Mapping[str, Any]], memory: dict[str, Any], keep: bool = True
@@ -362,7 +370,7 @@ class InProcess:
         if seat is None:
             assert blueprint.build is not None
             seat = Seat(blueprint.build().to(ctx.device))
-        seat.attach({name: tensor.to(ctx.device, copy=True) for name, tensor in blueprint.initial.items()})
+        seat.attach({name: tensor.to(ctx.device, copy=True) for name, tensor in self._initial(info).items()})
         party.models["main"] = seat.module
         with torch.no_grad():
             self.method.setup_client(party, ctx)

@@ -6,7 +6,7 @@ make a client train on its own data with cross-entropy and send nothing.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -98,7 +98,9 @@ class Method:
         """Return `needs`, where it depends on hyper-parameters."""
         return self.needs
 
-    def misfit(self, blueprints: Mapping[str, Blueprint], input_shape: tuple[int, ...]) -> str | None:
+    def misfit(
+        self, infos: Sequence[ClientInfo], blueprints: Mapping[str, Blueprint], input_shape: tuple[int, ...]
+    ) -> str | None:
         """Return what else is missing, in words, once all `needs` are met (sizes that do not fit, for instance)."""
         return None
 
