@@ -9,6 +9,10 @@ import sys
 import time
 
 import pytest
+import torch
+
+import polyfed as pf
+from polyfed.analysis.opening import open_run
 
 ARGUMENTS = [
     *("--method", "fedavg", "--data", "digits", "--limit", "300", "--clients", "4", "--partition", "dirichlet:0.5"),
@@ -95,3 +99,30 @@ main()
     subprocess.run(polyfed("resume", out, "--quiet"), check=True, env=ENVIRONMENT, capture_output=True)
     assert_equal_runs(out, whole)
     assert not [file for file in (out / "checkpoint").iterdir() if file.name.startswith(".")]
+
+
+@pytest.fixture
+def scaled(monkeypatch):
+    """Make what FedAvg sends depend on the round, the phase and who took part."""
+    send = pf.FedAvg.send
+
+    def send_scaled(self, server, info, step, ctx):
+        message = send(self, server, info, step, ctx)
+        scale = ctx.round * len(ctx.phase) * (2.0 if info.id in ctx.participants else 1.0)
+        for name, tensor in message.params["main"].items():
+            message.params["main"][name] = tensor * scale if step.name == "evaluate" else tensor
+        return message
+
+    monkeypatch.setattr(pf.FedAvg, "send", send_scaled)
+
+
+def test_a_finished_run_has_the_same_models_when_it_is_opened_again(scaled, tmp_path):
+    clients = pf.split(pf.load("digits", limit=(150, 60)), clients=3, by="iid", seed=0)
+    first = pf.run("fedavg", clients, "mlp:1x8", 3, participation=0.4, out=tmp_path / "run")
+    states = {client: model.state_dict() for client, model in first.models.items()}
+    again = pf.resume(tmp_path / "run").models
+    opened = open_run(tmp_path / "run").models
+    for client, state in states.items():
+        for name, tensor in state.items():
+            assert torch.equal(tensor, again[client].state_dict()[name])
+            assert torch.equal(tensor, opened[client].state_dict()[name])

@@ -59,7 +59,10 @@ def run(
     clients
         The data of all parties, from `split` or `Clients.from_parts`.
     models
-        Model strings (`"resnet10:w16"`), classes or functions that build a module, or modules; dealt in turn.
+        Model strings (`"resnet10:w16"`), classes or functions that build a module, or modules; dealt in turn. Modules
+        of equal structure are one architecture, also where they are different objects or come from different
+        functions; each client starts from the weights of the module that it was given. A method that shares weights
+        starts from those of the first one, and says so where they differ.
     rounds, training, seed, participation
         How long, how clients train, the seed of everything random, and who takes part in a round.
     out
@@ -183,7 +186,7 @@ def _result(
 
 def _model_of(federation: Federation, backend: InProcess, client: int) -> nn.Module:
     """Return the model that a client ends up with: its own, with what the server would send it now."""
-    message = federation.method.send(federation.server, backend.infos[client], EVALUATE, federation.ctx)
+    message = federation.method.send(federation.server, federation.ctx.infos[client], EVALUATE, federation.ctx)
     return backend.model(client, federation.ctx, message)
 
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from polyfed.core.errors import InputError
+from polyfed.core.message import State
 from polyfed.core.method import Method
-from polyfed.core.party import Blueprint, ClientInfo, PartyData
+from polyfed.core.party import Blueprint, ClientInfo, PartyData, state_of
 from polyfed.core.rng import seeded
 from polyfed.core.samples import Samples
 from polyfed.data import Clients
 from polyfed.models import build, check_model, count_parameters, names, properties, with_feature_dim
 from polyfed.models.contract import REQUIRED, evaluating, sample_input
+from polyfed.models.structure import structure
 
 ModelSpec = str | nn.Module | Callable[..., nn.Module]
 
@@ -59,20 +62,9 @@ def make_blueprint(
     feature_adapter: str,
 ) -> Blueprint:
     """Build a model once from its seed, check it, and describe it."""
-
-    def construct() -> nn.Module:
-        module = _construct(model, input_shape, num_classes)
-        if feature_dim is not None:
-            if not all(hasattr(module, name) for name in REQUIRED):
-                raise InputError(f"feature_dim needs a model with features: wrap {label} with polyfed.adapt(...).")
-            module = with_feature_dim(module, feature_dim, feature_adapter)
-        return module
-
-    with seeded(seed, f"init/{label}"):
-        module = construct()
+    module = make_module(model, label, input_shape, num_classes, seed, feature_dim, feature_adapter)
     _check(module, label, input_shape, num_classes)
-    # Not a copy: nobody trains this module, it is only copied from.
-    state = {name: tensor.detach() for name, tensor in module.state_dict().items()}
+    state = state_of(module)  # not a copy: nobody trains this module, it is only copied from
     buffers = frozenset(name for name, _ in module.named_buffers())
     return Blueprint(
         name=label if feature_dim is None else f"{label}>{feature_dim}",
@@ -88,6 +80,63 @@ def make_blueprint(
     )
 
 
+def make_module(
+    model: ModelSpec,
+    label: str,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    seed: int,
+    feature_dim: int | None,
+    feature_adapter: str,
+) -> nn.Module:
+    """Build a model from its seed, with features of the wanted size. A module that was given keeps its weights."""
+    with seeded(seed, f"init/{label}"):
+        module = _construct(model, input_shape, num_classes)
+        if feature_dim is not None:
+            if not all(hasattr(module, name) for name in REQUIRED):
+                raise InputError(f"feature_dim needs a model with features: wrap {label} with polyfed.adapt(...).")
+            module = with_feature_dim(module, feature_dim, feature_adapter)
+    return module
+
+
+def make_blueprints(
+    models: Sequence[ModelSpec],
+    input_shape: tuple[int, ...],
+    outputs: int,
+    seed: int,
+    feature_dim: int | None,
+    feature_adapter: str,
+) -> list[tuple[Blueprint, State | None]]:
+    """Return for each model its architecture and, where its weights are not the common initial ones, its own.
+
+    A model string is an architecture by its name. Modules, and what functions and classes build, are one architecture
+    where their structure is equal; the common initial weights are those of the first.
+    """
+    settings = input_shape, outputs, seed, feature_dim, feature_adapter
+    made: dict[str, Blueprint] = {}
+    labels: dict[Hashable, str] = {}  # by structure
+    found: dict[Any, tuple[Blueprint, State | None]] = {}  # by string, or by identity
+    for position, model in enumerate(models):
+        key, label = model if isinstance(model, str) else id(model), label_of(model)
+        if key in found:
+            continue
+        own: State | None = None
+        if not isinstance(model, str):
+            with seeded(seed, f"init/{label}"):
+                kind = structure(model if isinstance(model, nn.Module) else _construct(model, input_shape, outputs))
+            if kind in labels:
+                label = labels[kind]
+                # From the same seed two functions give the same weights, unless they take them from somewhere else.
+                state, common = state_of(make_module(model, label, *settings)), made[label].initial
+                own = None if all(torch.equal(state[name], common[name]) for name in common) else state
+            else:
+                label = labels[kind] = label if label not in made else f"{label}#{position}"
+        if label not in made:
+            made[label] = make_blueprint(model, label, *settings)
+        found[key] = made[label], own
+    return [found[model if isinstance(model, str) else id(model)] for model in models]
+
+
 def make_parties(
     method: Method,
     clients: Clients,
@@ -100,19 +149,12 @@ def make_parties(
     """Deal the models to the clients in turn and describe everybody."""
     if not models:
         raise InputError("No models: name at least one, for instance models=['mlp:2'].")
-    labels = [label_of(model) for model in models]
-    for position, label in enumerate(labels):  # two different functions of the same name are two architectures
-        twin = labels.index(label)
-        if models[twin] is not models[position] and not isinstance(models[position], str):
-            labels[position] = f"{label}#{position}"
-    made: dict[str, Blueprint] = {}
-    for model, label in zip(models, labels, strict=True):
-        if label not in made:
-            made[label] = make_blueprint(model, label, clients.input_shape, outputs, seed, feature_dim, feature_adapter)
+    made = make_blueprints(models, clients.input_shape, outputs, seed, feature_dim, feature_adapter)
+    _warn_of_lost_weights(method, made)
     infos, data = [], []
     tell_counts = "label_counts" in method.requirements()
     for number in range(len(clients)):
-        blueprint = made[labels[number % len(labels)]]
+        blueprint, own = made[number % len(made)]
         train, validation = clients.client(number)
         infos.append(
             ClientInfo(
@@ -123,9 +165,21 @@ def make_parties(
                 label_counts=train.label_counts(clients.num_classes) if tell_counts else None,
             )
         )
-        data.append(PartyData(train, validation, clients.public))
+        data.append(PartyData(train, validation, clients.public, own))
     used = {info.architecture for info in infos}
-    return infos, data, {b.name: b for b in made.values() if b.name in used}
+    return infos, data, {blueprint.name: blueprint for blueprint, _ in made if blueprint.name in used}
+
+
+def _warn_of_lost_weights(method: Method, made: Sequence[tuple[Blueprint, State | None]]) -> None:
+    """Say when networks were given with weights of their own and the method starts from common ones."""
+    names = dict.fromkeys(blueprint.name for blueprint, own in made if own is not None)
+    common = method.pools_data or ("main" in method.shares and method.outcome == "clients")
+    if names and common:
+        warnings.warn(
+            f"The networks given as {', '.join(names)} have different weights: {method.name} starts from those of the "
+            "first one (what a method does not share, each client keeps).",
+            stacklevel=4,
+        )
 
 
 def pool(infos: Sequence[ClientInfo], data: Sequence[PartyData]) -> tuple[list[ClientInfo], list[PartyData]]:

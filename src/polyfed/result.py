@@ -34,7 +34,7 @@ def versions() -> dict[str, str]:
 
 
 class Models(Mapping[int, nn.Module]):
-    """The clients' models after the run, made when asked for: `result.models[3]`."""
+    """The clients' models after the run, made when asked for, in prediction mode: `result.models[3]`."""
 
     def __init__(self, ids: list[int], make: Callable[[int], nn.Module]) -> None:
         self._ids = ids
@@ -43,7 +43,7 @@ class Models(Mapping[int, nn.Module]):
     def __getitem__(self, client: int) -> nn.Module:
         if client not in self._ids:
             raise InputError(f"There is no client {client}: they are numbered 0 to {len(self._ids) - 1}.")
-        return self._make(client)
+        return self._make(client).eval()
 
     def __iter__(self) -> Any:
         return iter(self._ids)
@@ -73,13 +73,18 @@ class Result:
     directory: Path | None = None
     pooled: bool = False  # the "clients" of the history are architectures that saw all data
 
+    def __post_init__(self) -> None:
+        """Nobody trains the server's model any more: it is handed out to predict."""
+        if self.server_model is not None:
+            self.server_model.eval()
+
     def accuracy(self) -> dict[str, Any]:
         """Return the final accuracies: of each client, their mean, spread and worst, and the global model's."""
         measured = [line for line in self.history if "per_client" in line.get("accuracy", {})]
         if not measured:
             return {}
         last = measured[-1]["accuracy"]
-        per_client = self._spread(last["per_client"])
+        per_client = self._spread(last)
         rounds = [line["accuracy"] for line in measured if line["phase"] == "round"][-LAST:]
         before = [line["accuracy"]["mean"] for line in measured if line["phase"] == "before"]
         summary: dict[str, Any] = {
@@ -88,7 +93,7 @@ class Result:
             "worst": min(per_client),
             "per_client": per_client,
             "global": last["global"],
-            "last_five": fmean(fmean(self._spread(a["per_client"])) for a in rounds) if rounds else None,
+            "last_five": fmean(fmean(self._spread(a)) for a in rounds) if rounds else None,
             "before_rounds": before[0] if before else None,
         }
         summary |= {key: last[key] for key in ("validation", "own", "clients") if key in last}
@@ -183,9 +188,12 @@ class Result:
         table = self.frame().to_html(index=False, float_format="{:.3f}".format, border=0)
         return f"<div><p><b>{escape(line)}</b></p>{table}</div>"
 
-    def _spread(self, values: list[float]) -> list[float]:
-        """Give every client the value of its architecture where the data was pooled."""
+    def _spread(self, accuracy: Mapping[str, Any]) -> list[float]:
+        """Give every client the value of its architecture where the data was pooled, as far as that was measured."""
+        values: list[float] = accuracy["per_client"]
         if not self.pooled:
             return values
         order = list(dict.fromkeys(self.architectures))
-        return [values[order.index(architecture)] for architecture in self.architectures]
+        known = dict(zip(accuracy.get("clients", range(len(order))), values, strict=True))
+        places = (order.index(architecture) for architecture in self.architectures)
+        return [known[place] for place in places if place in known]

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import polyfed as pf
 from polyfed.analysis.synthetic import class_samples, sample_grid
-from polyfed.backends.inprocess import drive, receive
+from polyfed.backends.inprocess import drive
 from polyfed.core.errors import InputError
 from polyfed.core.message import Message
 from polyfed.core.method import EVALUATE, Step
@@ -69,6 +69,12 @@ def greeting(classes=(0, 1, 2), sigma=0.1, seed=5):
         data["prototypes"] = normal(len(classes), P, seed=seed)
         data["classes"] = torch.tensor(classes, dtype=torch.uint8)
     return Message(data=data)
+
+
+def receive(client, message):
+    """Let a client take in a message."""
+    client.inbox = message
+    FedVTC().receive(client, Step(), make_context())
 
 
 def snapshot(module):

@@ -58,7 +58,7 @@ def open_run(path: str | Path) -> OpenedRun:
             raise RunDirectoryError(f"There is no {file}: was the run finished and kept whole?")
         build = blueprints[info.architecture].build
         assert build is not None  # the models were named, so they can be built here
-        models[client] = build()
+        models[client] = build().eval()
         models[client].load_state_dict(load_file(file))
     names = {client: info.architecture for client, info in infos.items()}
     return OpenedRun(path, config.label, config.seed, config, clients, models, names)

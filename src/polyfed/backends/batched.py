@@ -143,7 +143,7 @@ def advance(home: InProcess, job: Job, step: Step, message: Message, ctx: Contex
     try:
         if job.party is None:
             job.party = home.open(job.client, ctx, worker=job.bench)
-            receive(job.party, message)
+            receive(home.method, job.party, message, step, ctx)
             job.work = home.method.local(job.party, step, ctx)
             if job.work is None or isinstance(job.work, Message):  # a step without training need not be a generator
                 raise StopIteration(job.work)

@@ -20,7 +20,7 @@ from polyfed.core.backend import Measure
 from polyfed.core.errors import InputError
 from polyfed.core.evaluate import Tally, chunk_count, measure_chunks, prepared, total
 from polyfed.core.message import Message, State
-from polyfed.core.method import Method, Replies, Step
+from polyfed.core.method import EVALUATE, Method, Replies, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, PartyData, fill
 from polyfed.core.samples import Samples
 
@@ -117,6 +117,7 @@ class InProcess:
         self.crew = Crew(1 if engine == "sequential" else workers or torch.get_num_threads())
         self.benches = [Bench() for _ in range(self.crew.workers)]
         self.engine = make_engine(engine)
+        self.plain = type(method).receive is Method.receive  # a client that receives nothing stays as it is
         self._counts: dict[str, int] = {}
         for info in infos:
             self._counts[info.architecture] = self._counts.get(info.architecture, 0) + 1
@@ -139,7 +140,7 @@ class InProcess:
             if data is None or not len(data):
                 continue
             key = self.identity(client, messages[client]) if on in self.shared else None
-            if key is None and not any(True for _ in messages[client].tensors()):
+            if key is None and self._silent(messages[client]):
                 known = self._known(client, on)
                 if known is not None:
                     results[client] = known
@@ -151,7 +152,7 @@ class InProcess:
         for group, found in zip(same.values(), self._measure(firsts, messages, ctx, on), strict=True):
             for client in group:
                 results[client] = found
-            if not any(True for _ in messages[group[0]].tensors()):
+            if self._silent(messages[group[0]]):
                 self.measured[group[0], on] = (self.version(group[0]), found)
         for key, group in same.items():
             if isinstance(key, tuple) and key[0] == "initial":
@@ -198,7 +199,9 @@ class InProcess:
 
     def _seated(self, client: int, record: Record, ctx: Context, scratch: bool, worker: int) -> Seated:
         party = Seated(client, self.infos[client], self.data[client])
-        party.memory = copy.copy(record.memory) if scratch else record.memory
+        # A method that takes in messages by itself may write into its memory there: a copy is then a real one.
+        copied = copy.copy if self.plain else copy.deepcopy
+        party.memory = copied(record.memory) if scratch else record.memory
         if scratch:
             record = record.copy()
         if ctx.device != self.parked:
@@ -240,7 +243,7 @@ class InProcess:
         """Return a copy of a client's main model, as it is now or after receiving a message."""
         party = self.open(client, ctx, scratch=True)
         if message is not None:
-            receive(party, message)
+            receive(self.method, party, message, EVALUATE, ctx)
         return copy.deepcopy(party.main)
 
     def identity(self, client: int, message: Message) -> Any:
@@ -251,13 +254,16 @@ class InProcess:
         """
         record = self.records.get(client)
         blueprint = self.blueprints[self.infos[client].architecture]
-        if record is not None and (record.memory or len(record.states) > 1):
+        if not self.plain or (record is not None and (record.memory or len(record.states) > 1)):
             return None
         received = message.params.get("main", {})
         if any(t.is_floating_point() and name not in received for name, t in blueprint.initial.items()):
             return None
+        own = self._initial(self.infos[client])
+        if any(name not in received and not torch.equal(t, own[name]) for name, t in blueprint.initial.items()):
+            return None
         tensors = tuple((name, t.data_ptr(), tuple(t.shape)) for name, t in message.tensors())
-        return blueprint.name, tensors
+        return blueprint.name, tensors, tuple(sorted(message.meta.items()))
 
     # --- measuring ---
 
@@ -281,7 +287,7 @@ class InProcess:
         def work(worker: int, item: tuple[int, Samples, range]) -> list[Tally]:
             client, data, chunks = item
             party = self._seated(client, records[client], ctx, True, worker)
-            receive(party, messages[client])
+            receive(self.method, party, messages[client], EVALUATE, ctx)
             return measure_chunks(self.method, party, data, chunks, ctx)
 
         tallies = self.crew.run(work, items, lambda item: self.infos[item[0]].parameters * len(item[2]))
@@ -289,6 +295,10 @@ class InProcess:
         for (client, _, _), some in zip(items, tallies, strict=True):
             found.setdefault(client, []).extend(some)
         return [total(found[client]) for client in clients]
+
+    def _silent(self, message: Message) -> bool:
+        """Tell whether a message leaves a client, and so its predictions, as they are."""
+        return self.plain and not message.meta and not any(True for _ in message.tensors())
 
     def _known(self, client: int, on: str) -> Measure | None:
         """Return the measure of a client that did not change since, if there is one."""
@@ -301,20 +311,25 @@ class InProcess:
 
     def _untouched(self, client: int) -> bool:
         """Tell whether a client still has the common initial model and nothing of its own."""
-        return client not in self.records and type(self.method).setup_client is Method.setup_client
+        common = type(self.method).setup_client is Method.setup_client and self.data[client].initial is None
+        return common and client not in self.records
 
     # --- records and modules ---
 
     def _first(self, info: ClientInfo, ctx: Context, keep: bool = True) -> Record:
-        """Build the record of a client that was never active: the common initial state, then the method's set-up."""
+        """Build the record of a client that was never active: its initial state, then the method's set-up."""
         key = info.architecture, "main"
-        blueprint = self.blueprints[info.architecture]
         if type(self.method).setup_client is Method.setup_client and key in self.benches[0].seats:
-            return self._park(info, {"main": blueprint.initial}, {}, keep)
+            return self._park(info, {"main": self._initial(info)}, {}, keep)
         party = self._set_up(info, ctx)
         self._add_seats(info, party)
         states = {model: dict(module.state_dict()) for model, module in party.models.items()}
         return self._park(info, states, party.memory, keep)
+
+    def _initial(self, info: ClientInfo) -> State:
+        """Return what a client starts from: the weights that it was given, or the common ones of its architecture."""
+        own = self.data[info.id].initial
+        return self.blueprints[info.architecture].initial if own is None else own
 
     def _park(
         self, info: ClientInfo, states: Mapping[str, Mapping[str, Any]], memory: dict[str, Any], keep: bool = True
@@ -355,7 +370,7 @@ class InProcess:
         if seat is None:
             assert blueprint.build is not None
             seat = Seat(blueprint.build().to(ctx.device))
-        seat.attach({name: tensor.to(ctx.device, copy=True) for name, tensor in blueprint.initial.items()})
+        seat.attach({name: tensor.to(ctx.device, copy=True) for name, tensor in self._initial(info).items()})
         party.models["main"] = seat.module
         with torch.no_grad():
             self.method.setup_client(party, ctx)

@@ -28,7 +28,7 @@ class Threads:
         def work(worker: int, client: int) -> tuple[Message, float, float]:
             start = time.perf_counter()
             party = home.open(client, ctx, worker=worker)
-            receive(party, messages[client])
+            receive(home.method, party, messages[client], step, ctx)
             reply, loss = drive(home.method, party, step, ctx)
             home.close(party, ctx)
             return reply, loss, time.perf_counter() - start

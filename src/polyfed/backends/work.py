@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from polyfed.core.message import Message
 from polyfed.core.method import Method, Step
-from polyfed.core.party import Context, Party, fill
+from polyfed.core.party import Context, Party
 from polyfed.core.runner import run_stage
 
 Run = Callable[[Any, Party, Context, str], float]
 
 
-def receive(party: Party, message: Message) -> None:
-    """Put a message into the inbox and load the states of models that the party has."""
+def receive(method: Method, party: Party, message: Message, step: Step, ctx: Context) -> None:
+    """Put a message into the inbox and let the method take it in."""
     party.inbox = message
-    for name, state in message.params.items():
-        if name in party.models:
-            fill(party.tensors(name), state)
+    with torch.no_grad():
+        method.receive(party, step, ctx)
 
 
 def drive(method: Method, party: Party, step: Step, ctx: Context, run: Run = run_stage) -> tuple[Message, float]:

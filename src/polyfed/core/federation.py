@@ -236,7 +236,8 @@ class Federation:
     def _checkpoint(self, phase: str, number: int) -> None:
         if self.directory is None:
             return
-        progress = {"round": number, "phase": phase, "cost": self.meter.dump()}
+        participants = list(self.ctx.participants)
+        progress = {"round": number, "phase": phase, "participants": participants, "cost": self.meter.dump()}
         server = {
             "state": self.server.state,
             "memory": self.server.memory,
@@ -246,7 +247,7 @@ class Federation:
         self.saved_at = time.monotonic()
 
     def _restore(self) -> tuple[int, str]:
-        """Continue from the checkpoint; return the last finished round and phase."""
+        """Continue from the checkpoint, in the moment after it; return the last finished round and phase."""
         assert self.directory is not None
         found = self.directory.load()
         self.history = self.directory.history()
@@ -259,4 +260,6 @@ class Federation:
             load_state(self.server.models[name], state)
         self.backend.restore(clients)
         self.meter = CostMeter.load(progress["cost"])
-        return progress["round"], progress["phase"]
+        self.ctx.round, self.ctx.phase = progress["round"], progress["phase"]
+        self.ctx.participants = tuple(progress.get("participants", ()))
+        return self.ctx.round, self.ctx.phase

@@ -6,7 +6,7 @@ make a client train on its own data with cross-entropy and send nothing.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from polyfed.core.fields import check_fields
 from polyfed.core.message import Message
-from polyfed.core.party import Blueprint, ClientInfo, Context, Party
+from polyfed.core.party import Blueprint, ClientInfo, Context, Party, fill
 from polyfed.core.stage import Aux, Batch, Stage
 from polyfed.ops.aggregate import IndexMap
 
@@ -105,7 +105,9 @@ class Method:
         """Return `needs`, where it depends on hyper-parameters."""
         return self.needs
 
-    def misfit(self, blueprints: Mapping[str, Blueprint], input_shape: tuple[int, ...]) -> str | None:
+    def misfit(
+        self, infos: Sequence[ClientInfo], blueprints: Mapping[str, Blueprint], input_shape: tuple[int, ...]
+    ) -> str | None:
         """Return what else is missing, in words, once all `needs` are met (sizes that do not fit, for instance)."""
         return None
 
@@ -141,6 +143,16 @@ class Method:
 
     def setup_client(self, client: Party, ctx: Context) -> None:
         """Add side models and first memories. Must give the same result whenever it is called."""
+
+    def receive(self, client: Party, step: Step, ctx: Context) -> None:
+        """Take in what the inbox holds: by default, states of models that the client has replace its own.
+
+        Called at the start of every exchange and, on a copy of the client, wherever its model is measured or handed
+        out (step `evaluate`): what is unpacked here is part of the model, what `local` unpacks is not.
+        """
+        for model, state in client.inbox.params.items():
+            if model in client.models:
+                fill(client.tensors(model), state)
 
     def loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
         """Return the loss of the default local stage; pure in (parameters, batch, aux)."""

@@ -75,7 +75,7 @@ def missing(
         if found is not None:
             remedy = f": {REMEDIES[need]}" if need in REMEDIES else ""
             return f"{EXPLAINED[need]}, but {found}{remedy}"
-    return method.misfit(blueprints, input_shape)
+    return method.misfit(infos, blueprints, input_shape)
 
 
 def _lacking(

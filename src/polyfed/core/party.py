@@ -50,11 +50,15 @@ class Blueprint:
 
 @dataclass
 class PartyData:
-    """The data a party can see. A client: its own. The server: the public set and perhaps a validation set."""
+    """The data a party can see. A client: its own. The server: the public set and perhaps a validation set.
+
+    `initial`: the weights that a client's model came with, where they are not the common ones of its architecture.
+    """
 
     train: Samples | None = None
     validation: Samples | None = None
     public: Samples | None = None
+    initial: State | None = field(default=None, repr=False)
 
 
 class Party:

@@ -11,7 +11,8 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -20,7 +21,7 @@ from polyfed.core.message import Message, State
 from polyfed.core.method import Local, Method, Plan, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, load_state
 from polyfed.core.stage import Stage
-from polyfed.core.views import SameArch, Shared, View, check_view, largest_first, resolve_view
+from polyfed.core.views import Full, SameArch, Shared, View, check_view, largest_first, resolve_view
 from polyfed.ops.aggregate import IndexMap, Part, extract, scatter_mean
 
 PRETRAIN = Step("pretrain", who="all")
@@ -58,6 +59,26 @@ class FedAvg(Method):
     def check(self) -> None:
         """Refuse an unknown view."""
         check_view(self.view)
+
+    def misfit(
+        self, infos: Sequence[ClientInfo], blueprints: Mapping[str, Blueprint], input_shape: tuple[int, ...]
+    ) -> str | None:
+        """Return what to do when no tensor belongs to two clients: everybody would get back what it sent."""
+        view = resolve_view(self.view, blueprints, self.buffers == "average")
+        if len(blueprints) < 2 or isinstance(view, Full | Shared):  # these have words of their own for what is missing
+            return None
+        holders: Counter[str] = Counter()
+        for architecture, clients in Counter(info.architecture for info in infos).items():
+            for slot in view.slots(blueprints[architecture], blueprints).values():
+                holders[slot.key] += clients
+        if any(clients > 1 for clients in holders.values()):
+            return None
+        names = ", ".join([*list(blueprints)[:5], *(["..."] if len(blueprints) > 5 else [])])
+        return (
+            f"weights that two clients have in common, but each of the {len(infos)} clients has an architecture of its "
+            f"own ({names}), so nothing would be averaged: give clients common architectures, or use a "
+            "method that exchanges something else"
+        )
 
     def plan(self) -> Plan:
         """One exchange a round, and one before the rounds if there is pre-training."""

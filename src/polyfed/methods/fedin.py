@@ -23,7 +23,7 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -36,7 +36,7 @@ from polyfed.core.fields import AtLeastOne, NotNegative
 from polyfed.core.message import Message
 from polyfed.core.method import EVALUATE, Local, Step
 from polyfed.core.nets import EVAL, mode
-from polyfed.core.party import ClientInfo, Context, Party, state_of
+from polyfed.core.party import Blueprint, ClientInfo, Context, Party, state_of
 from polyfed.core.stage import Aux, Batch, Draw, Grads, Stage
 from polyfed.methods.fedprox import FedProx
 from polyfed.models.contract import evaluating, parameter_parts, sample_input
@@ -162,6 +162,12 @@ class FedIN(FedProx):
     def requirements(self) -> frozenset[str]:
         """Without features any model will do."""
         return self.needs if self.use_in else frozenset()
+
+    def misfit(
+        self, infos: Sequence[ClientInfo], blueprints: Mapping[str, Blueprint], input_shape: tuple[int, ...]
+    ) -> str | None:
+        """Features are exchanged also where no weights are common."""
+        return None if self.use_in else super().misfit(infos, blueprints, input_shape)
 
     @property
     def kappa(self) -> float:

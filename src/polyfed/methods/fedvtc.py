@@ -162,7 +162,9 @@ class FedVTC(Method):
         if self.vtc_upload == "round" and self.average_over != "trained":
             raise InputError(f"{self.name}: with vtc_upload='round' those who trained are averaged: no average_over.")
 
-    def misfit(self, blueprints: Mapping[str, Blueprint], input_shape: tuple[int, ...]) -> str | None:
+    def misfit(
+        self, infos: Sequence[ClientInfo], blueprints: Mapping[str, Blueprint], input_shape: tuple[int, ...]
+    ) -> str | None:
         """Return what to do when the latents do not fill the decoder's first map."""
         size = next(iter(blueprints.values())).feature_dim
         height, width = start_size(input_shape)

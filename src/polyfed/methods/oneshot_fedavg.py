@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -57,7 +57,9 @@ class OneShotFedAvg(FedAvg):
         if self.view.startswith("shared"):
             raise InputError(f"{self.name}: view '{self.view}' leaves layers out, so there would be no global model.")
 
-    def misfit(self, blueprints: Mapping[str, Blueprint], input_shape: tuple[int, ...]) -> str | None:
+    def misfit(
+        self, infos: Sequence[ClientInfo], blueprints: Mapping[str, Blueprint], input_shape: tuple[int, ...]
+    ) -> str | None:
         """Return what to set when the global model would lack its statistics."""
         if self.buffers == "average" or not any("batchnorm" in b.properties for b in blueprints.values()):
             return None

@@ -17,7 +17,7 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -79,7 +79,9 @@ class PFNM(OneShot):
         """Convolutional networks are let in where they are asked for."""
         return self.needs - {"mlp"} if self.convolutions else self.needs
 
-    def misfit(self, blueprints: Mapping[str, Blueprint], input_shape: tuple[int, ...]) -> str | None:
+    def misfit(
+        self, infos: Sequence[ClientInfo], blueprints: Mapping[str, Blueprint], input_shape: tuple[int, ...]
+    ) -> str | None:
         """Return which architectures name their tensors differently: a state of one must fit a module of the other."""
         (first, own), *others = blueprints.items()
         other = next((name for name, blueprint in others if list(blueprint.shapes) != list(own.shapes)), None)

@@ -133,7 +133,7 @@ class Stage:
         federation, _ = convene(post, given, met, self.outcome.observers)
         federation.run(self.resume)
         self.outcome.history, self.outcome.meter = federation.history, federation.meter
-        self.outcome.server = federation.server
+        self.outcome.server, self.outcome.ctx = federation.server, federation.ctx
 
 
 class ImaginarySite(Site):

@@ -27,7 +27,7 @@ from polyfed.core.checkpoint import pack_tree, read_json, read_tree, write_atomi
 from polyfed.core.errors import InputError, MessageError, PolyfedError
 from polyfed.core.evaluate import measure
 from polyfed.core.message import Message
-from polyfed.core.method import Method, Step
+from polyfed.core.method import EVALUATE, Method, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, PartyData, load_state
 from polyfed.core.runner import run_stage
 from polyfed.core.settings import Training
@@ -100,8 +100,8 @@ class Site:
         tag = tag_of(head)
         method = self.method(head)
         party, ctx = self.open(method, head, before=tag)
-        self.take(party, self.read(parcel))
         step = Step(**{key: head["step"][key] for key in ("name", "who", "down", "up")})
+        self.take(method, party, self.read(parcel), step, ctx)
         reply, loss = drive(method, party, step, ctx)
         party.inbox = Message()  # it may be as large as the reply, which is written now
         if step.up and reply.wire_bytes() > self.max_bytes:
@@ -119,7 +119,7 @@ class Site:
         for on, samples in (("test", self.data.test), ("validation", self.data.validation)):
             if samples is not None and len(samples):
                 party, ctx = self.open(method, head, before=(*tag_of(head)[:2], LAST))
-                self.take(party, message)
+                self.take(method, party, message, EVALUATE, ctx)
                 found = measure(method, party, samples, ctx)
                 results[on] = [found.accuracy, found.loss, found.samples, found.private]
         return {"measures": results}, b""
@@ -185,14 +185,14 @@ class Site:
         blob = parcel.take()
         return Message.from_bytes(blob, self.max_bytes, SERVER) if blob else Message()
 
-    def take(self, party: Party, message: Message) -> None:
+    def take(self, method: Method, party: Party, message: Message, step: Step, ctx: Context) -> None:
         """Receive a message from the server, once it is sure that it fits."""
         for model in message.params.keys() & party.models.keys():
             own = party.models[model].state_dict()
             for name, tensor in message.params[model].items():
                 if name not in own or own[name].shape != tensor.shape or own[name].dtype != tensor.dtype:
                     raise MessageError(f"Message from {SERVER} refused: '{name[:100]}' does not fit our network.")
-        receive(party, message)
+        receive(method, party, message, step, ctx)
 
     # --- the disk ---
 
