@@ -9,7 +9,7 @@ from rich.console import Console
 from polyfed.compare import compare
 from polyfed.core.checkpoint import read_json
 from polyfed.experiment import Experiment
-from polyfed.tables import Progress, client_table, comparison_table
+from polyfed.tables import Progress, client_table, comparison_table, say
 
 METHODS = ("local", "fedavg", "fedmd", "fedproto")
 EXPERIMENT = Experiment(
@@ -34,9 +34,7 @@ def demonstrate(out: Path, rounds: int, progress: Console, console: Console) -> 
     """Run the demonstration into a fresh directory and print its tables."""
     experiment = EXPERIMENT.model_copy(update={"rounds": rounds})
     networks = ", ".join(experiment.models)
-    console.print(
-        f"{experiment.clients} clients, five networks ({networks}), real 8x8 handwritten digits.\n", highlight=False
-    )
+    say(console, f"{experiment.clients} clients, five networks ({networks}), real 8x8 handwritten digits.\n")
     rows = compare(experiment, METHODS, 1, out, started=lambda label, seed: [Progress(progress, rounds, label)])
     best = max(rows, key=lambda row: row.accuracy[0])
     console.print()
@@ -45,6 +43,4 @@ def demonstrate(out: Path, rounds: int, progress: Console, console: Console) -> 
     console.print(client_table(winner, local["accuracy"]["per_client"]))
     from polyfed.report import write_report
 
-    console.print(
-        f"Open {write_report(out)} in a browser; everything else is in {out}", highlight=False, soft_wrap=True
-    )
+    say(console, f"Open {write_report(out)} in a browser; everything else is in {out}")

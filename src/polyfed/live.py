@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from polyfed.core.errors import PolyfedError
-from polyfed.tables import Progress, amount, percent
+from polyfed.tables import Progress, amount, percent, say
 
 BLOCKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"  # one eighth to full
 SECONDS = 0.25  # between two redraws
@@ -129,7 +129,7 @@ class View:
             shown = f"best {percent(max(values))} % ({best})  worst {percent(min(values))} % ({worst})"
             if self.latest.get("global") is not None:
                 shown += f"  global {percent(self.latest['global'])} %"
-            grid.add_row("clients", shown)
+            grid.add_row("clients", Text(shown))  # names of sites are no markup
         grid.add_row("bytes", f"sent {amount(self.bytes[0])}  received {amount(self.bytes[1])}")
         yield grid
 
@@ -186,7 +186,7 @@ class Stopper:
         self.asked = True
         if self.console.is_terminal:  # the view says it; printing from here could meet a redraw half done
             return
-        self.console.print("Stopping after this round (Ctrl-C again: at once) ...", highlight=False)
+        say(self.console, "Stopping after this round (Ctrl-C again: at once) ...")
 
 
 @contextmanager

@@ -8,11 +8,18 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.style import StyleType
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from polyfed.compare import Row
+
+
+def say(console: Console, text: str | Text) -> None:
+    """Print a line letter by letter: square brackets in paths and names are no markup, colons no emoji."""
+    console.print(text if isinstance(text, Text) else Text(text), soft_wrap=True)
 
 
 def amount(number: float) -> str:
@@ -46,7 +53,23 @@ def spread(values: Sequence[float], signed: bool = False) -> str:
 
 
 class ShownTable(Table):
-    """A rich table that `print` and notebooks show as a table."""
+    """A rich table that `print` and notebooks show as a table, with every text letter by letter."""
+
+    def __init__(self, title: str) -> None:
+        super().__init__(
+            title=Text(title, "table.title"),
+            title_justify="left",
+            caption_justify="left",
+            box=box.SIMPLE_HEAD,
+            padding=(0, 0),
+        )
+
+    def add_row(
+        self, *renderables: RenderableType | None, style: StyleType | None = None, end_section: bool = False
+    ) -> None:
+        """Add a row; words in it are no markup."""
+        cells = (Text(cell) if isinstance(cell, str) else cell for cell in renderables)
+        super().add_row(*cells, style=style, end_section=end_section)
 
     def __str__(self) -> str:
         console = Console(width=max(80, Console().width), file=io.StringIO(), record=True)
@@ -56,7 +79,7 @@ class ShownTable(Table):
 
 def comparison_table(rows: Sequence[Row], title: str) -> Table:
     """Return the table of a comparison: who gained what at which cost."""
-    table = ShownTable(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0))
+    table = ShownTable(title)
     table.add_column("method", no_wrap=True)
     for heading in ("accuracy %", "gain", "worst %", "global %", "sent", "received", "s"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -81,7 +104,7 @@ def client_table(summary: Mapping[str, Any], alone: Sequence[float] | None = Non
     """Return one row for each client from the content of `result.json`; `alone`: its accuracy without the others."""
     accuracy, cost = summary["accuracy"], summary["cost"]["per_client"]
     title = f"{summary['method']}, {in_rounds(summary['rounds'])}, seed {summary['seed']}"
-    table = ShownTable(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0))
+    table = ShownTable(title)
     table.add_column("client", justify="right")
     table.add_column("model", no_wrap=True)
     headings = ["samples", "acc. %"] + (["alone %", "gain"] if alone else []) + ["sent", "received"]
@@ -128,4 +151,4 @@ class Progress:
         if line.get("missing"):
             parts.append(f"missing {len(line['missing'])}")
         parts.append(f"{left:.0f} s left" if left else f"{spent:.1f} s")
-        self.console.print("  ".join(parts), highlight=False, soft_wrap=True)
+        say(self.console, "  ".join(parts))
