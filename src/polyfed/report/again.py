@@ -26,8 +26,14 @@ OWN = (
     "lr",
     "seed",
     "evaluate",
+    "evaluate_clients",
+    "evaluate_samples",
+    "engine",
+    "workers",
+    "device",
     "public",
 )
+SAME = ("evaluate_clients", "evaluate_samples", "checkpoint_seconds", "engine", "workers", "device")
 OPTIONS = {key: f"--{key.replace('_', '-')}" for key in OWN}
 
 
@@ -35,8 +41,10 @@ def commands(study: Study) -> list[str]:
     """Return the commands that make these runs again; empty where only a script can."""
     if study.experiment is not None:
         experiment = {
-            key: value for key, value in study.experiment.items() if key not in ("compare", "seeds", "method")
+            key: value for key, value in study.experiment.items() if key not in ("compare", "seeds", "method", "seed")
         }
+        if any("," in label for label in study.labels):
+            return []
         start = ["polyfed", "compare", "--methods", ",".join(study.labels), "--seeds", str(len(study.seeds))]
         line = _line(start, experiment)
         return [f"{line} --seed {study.seeds[0]}"] if line else []
@@ -64,16 +72,18 @@ def _experiment(config: Mapping[str, Any]) -> dict[str, Any] | None:
     data = dict(recipe["data"])
     source, limit, resize = data.pop("source"), data.pop("limit", None), data.pop("resize", None)
     seeds = {config["seed"], recipe["seed"], data.pop("seed", 0)}  # the command line has one seed for all three
-    if data or len(seeds) > 1:
+    sides = set(resize or ())
+    if data or len(seeds) > 1 or len(sides) > 1:
         return None
     training, participation = config["training"], config["participation"]
-    options = {key: value for key, value in config["options"].items() if value != _defaults(config["method"]).get(key)}
+    method, label = config["method"], config["label"]
+    options = {key: value for key, value in config["options"].items() if value != _defaults(method).get(key)}
     return {
-        "method": config["method"],
-        "methods": {"method": options},
+        "method": label,
+        "methods": {"method": options} if label == method else {label: {"method": method, **options}},
         "data": source,
         "limit": limit,
-        "resize": resize,
+        "resize": next(iter(sides), None),
         "clients": recipe["clients"],
         "partition": recipe["by"],
         "validation": recipe["validation"],
@@ -88,7 +98,7 @@ def _experiment(config: Mapping[str, Any]) -> dict[str, Any] | None:
         "drop": participation["who"],
         **training,
         "evaluate": f"every={config['evaluate_every']}" if config["evaluate_every"] else "end",
-        "checkpoint_seconds": config["checkpoint_seconds"],
+        **{key: config[key] for key in SAME},
     }
 
 
@@ -119,9 +129,7 @@ def _line(start: list[str], experiment: Mapping[str, Any]) -> str | None:
             words += ["--set", f"{key}={_toml(value)}"]
     for label, options in experiment.get("methods", {}).items():
         for key, value in options.items():
-            if value is None:
-                continue
-            if "." in label or "=" in label:
+            if value is None or "." in label or "=" in label:  # --set cannot say it
                 return None
             words += ["--set", f"{label}.{key}={_toml(value)}"]
     return shlex.join(words)
