@@ -80,13 +80,24 @@ class ShownTable(Table):
 def comparison_table(rows: Sequence[Row], title: str) -> Table:
     """Return the table of a comparison: who gained what at which cost."""
     table = ShownTable(title)
+    some = any(row.took_part for row in rows)  # else everybody took part
     table.add_column("method", no_wrap=True)
-    for heading in ("accuracy %", "gain", "worst %", "global %", "sent", "received", "s"):
+    for heading in (
+        "accuracy %",
+        *(["took part %"] if some else []),
+        "gain",
+        "worst %",
+        "global %",
+        "sent",
+        "received",
+        "s",
+    ):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
             row.method,
             spread(row.accuracy),
+            *([spread(row.took_part)] if some else []),
             spread(row.gain, signed=True),
             spread(row.worst),
             spread(row.globals),
@@ -97,6 +108,10 @@ def comparison_table(rows: Sequence[Row], title: str) -> Table:
     seeds = len(rows[0].accuracy)
     over = f"; mean and 95 % t-interval over {seeds} seeds" if seeds > 1 else ""
     table.caption = f"gain over local training; bytes sent and received by a client in all{over}"
+    if some:
+        table.caption += (
+            "; took part %: without clients that never took part in a round; the others count them as they are"
+        )
     return table
 
 
@@ -119,7 +134,15 @@ def client_table(summary: Mapping[str, Any], alone: Sequence[float] | None = Non
         table.add_row(str(client), summary["architectures"][client], *cells)
     best = f", global model {percent(accuracy['global'])} %" if accuracy["global"] is not None else ""
     gained = f", alone {percent(sum(alone) / len(alone))} %" if alone else ""
-    table.caption = f"mean {percent(accuracy['mean'])} %{gained}, worst client {percent(accuracy['worst'])} %{best}"
+    apart = ""
+    if "took_part" in accuracy:
+        number = len(accuracy["per_client"])
+        idle = number - len(accuracy["took_part"]["clients"])
+        mean = percent(accuracy["took_part"]["mean"])
+        apart = f" ({mean} % without the {idle} of {number} clients that never took part in a round)"
+    table.caption = (
+        f"mean {percent(accuracy['mean'])} %{apart}{gained}, worst client {percent(accuracy['worst'])} %{best}"
+    )
     return table
 
 

@@ -24,6 +24,16 @@ def test_frame_has_numbers(two_methods):
     assert "vs. centralized" not in frame  # nobody ran it
 
 
+def test_the_mean_over_those_who_took_part_has_a_column_where_somebody_did_not(two_methods):
+    assert "took part %" not in report.table(two_methods)
+    for run in two_methods.runs["alpha"]:
+        run.summary["accuracy"]["took_part"] = {"mean": run.per_client[2], "clients": [2]}
+    frame = report.table(two_methods).set_index("method")
+    assert frame.loc["alpha", "took part %"] == pytest.approx(64.0)
+    assert frame.loc["alpha", "accuracy %"] == pytest.approx(54.0)
+    assert frame["took part %"].isna()["beta"]  # there everybody took part
+
+
 def test_markdown(two_methods):
     head, rule, _, alpha, _ = report.to_markdown(two_methods).splitlines()
     assert head.startswith("| method | accuracy % |")

@@ -61,3 +61,14 @@ def test_only_references():
 def test_an_interval_of_accuracies_stays_within_0_and_100():
     found = answer(study([0.3, 0.5, 0.4]))
     assert "to 100.0)" in found.sentences[0]
+
+
+def test_clients_that_never_took_part_are_named_with_both_means():
+    runs = [make_run("alpha", seed, [[0.2, 0.4, 0.6]]) for seed in (0, 1)]
+    for run, active in zip(runs, ([1, 2], [2]), strict=True):
+        values = [run.per_client[client] for client in active]
+        run.summary["accuracy"]["took_part"] = {"mean": sum(values) / len(values), "clients": active}
+    found = answer(Study({"alpha": runs}))
+    (said,) = [text for text in found.cautions if "took part" in text]
+    assert said.startswith("1 to 2 (by seed) of the 3 clients never took part in a round")
+    assert "Without them alpha reached 55.0 %" in said and "instead of 40.0 %" in said

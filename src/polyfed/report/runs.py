@@ -58,6 +58,12 @@ class Run:
         return list(known.values())
 
     @property
+    def idle(self) -> int:
+        """How many of the measured clients never took part in a round."""
+        accuracy = self.summary["accuracy"]
+        return len(accuracy["per_client"]) - len(accuracy["took_part"]["clients"]) if "took_part" in accuracy else 0
+
+    @property
     def clients(self) -> int:
         """How many clients there are."""
         return len(self.summary["architectures"])

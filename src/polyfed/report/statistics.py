@@ -64,6 +64,7 @@ class Standing:
     method: str
     seeds: int
     accuracy: Estimate
+    took_part: Estimate | None  # mean over the clients that took part in a round (None: all did)
     worst: Estimate
     decile: Estimate
     shared: Estimate | None  # the global model, where the method makes one
@@ -90,6 +91,7 @@ def _standing(study: Study, label: str, runs: Sequence[Run]) -> Standing:
         method=label,
         seeds=len(runs),
         accuracy=_known([run.summary["accuracy"]["mean"] for run in runs]),
+        took_part=_of_those_who_took_part(runs),
         worst=_known([min(run.per_client) for run in runs]),
         decile=_known([worst_decile(run.per_client) for run in runs]),
         shared=estimate([g for run in runs if (g := run.summary["accuracy"].get("global")) is not None]),
@@ -100,6 +102,14 @@ def _standing(study: Study, label: str, runs: Sequence[Run]) -> Standing:
         memory=max(run.summary["cost"]["peak_memory"] for run in runs),
         seconds=fmean(run.summary["cost"]["seconds"]["total"] for run in runs),
     )
+
+
+def _of_those_who_took_part(runs: Sequence[Run]) -> Estimate | None:
+    if not any(run.idle for run in runs):
+        return None
+    found = [run.summary["accuracy"] for run in runs]
+    means = [accuracy.get("took_part", accuracy)["mean"] for accuracy in found]
+    return estimate([mean for mean in means if mean is not None])
 
 
 def _known(values: Sequence[float]) -> Estimate:

@@ -87,6 +87,7 @@ def leaderboard(study: Study) -> Table:
     columns = [
         Column("method", number=False),
         Column("accuracy %", "mean over clients; mean and 95 % interval over seeds"),
+        Column("took part %", "mean over the clients that took part in a round"),
         Column("worst client %", "the lowest accuracy of any client"),
         Column("worst decile %", "mean of the worst tenth of the clients"),
         Column("global %", "the server's own model, where the method makes one"),
@@ -101,6 +102,7 @@ def leaderboard(study: Study) -> Table:
         [
             Cell(row.method, row.method),
             share(row.accuracy),
+            share(row.took_part),
             share(row.worst),
             share(row.decile),
             share(row.shared),
@@ -116,7 +118,7 @@ def leaderboard(study: Study) -> Table:
     fair = [place for place, row in enumerate(rows) if row.method in study.contenders]
     best = set()
     if len(fair) > 1:
-        for place, column in enumerate(columns[:6]):
+        for place, column in enumerate(columns[:7]):
             known = {row: float(v) for row in fair if isinstance(v := cells[row][place].value, float)}
             top = max(known, key=lambda row: known[row], default=0)
             best |= {(row, column.title) for row in known if cells[row][place].text == cells[top][place].text}

@@ -87,10 +87,25 @@ def _cautions(study: Study, best: Standing, contenders: list[Standing]) -> list[
                 f"{_list(ties)} {verb} not clearly behind: the 95 % intervals over {best.seeds} seeds "
                 "leave the order open."
             )
+    if best.took_part is not None:
+        found.append(_idle(study, best))
     lost = numbers.fairness(study, best.method).lost
     if lost:
         found.append(f"{100 * lost:.0f} % of the clients would have been better off alone.")
     return [*found, *study.notes]
+
+
+def _idle(study: Study, best: Standing) -> str:
+    """Say that some never took part, and how good the others are."""
+    runs = study.runs[best.method]
+    few, many = min(run.idle for run in runs), max(run.idle for run in runs)
+    count = str(few) if few == many else f"{few} to {many} (by seed)"
+    assert best.took_part is not None
+    return (
+        f"{count} of the {runs[0].clients} clients never took part in a round; the mean counts them with the weights "
+        f"that they hold and what the server would send them. Without them {best.method} reached "
+        f"{_accuracy(best.took_part)} instead of {_accuracy(best.accuracy)}."
+    )
 
 
 def _overlap(study: Study, best: Standing, other: Standing) -> bool:
