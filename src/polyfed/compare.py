@@ -93,8 +93,10 @@ class Row:
     worst: list[float]  # worst client, by seed
     globals: list[float]  # global model, by seed (may be empty)
     gain: list[float]  # over local training, paired by seed (empty without a reference)
-    bytes_up: float  # of one client, mean
+    bytes_up: float  # payload of one client, mean
     bytes_down: float
+    wire_up: float  # the same as serialised, with framing
+    wire_down: float
     seconds: float
     took_part: list[float]  # mean over clients that took part in a round, by seed (empty: all clients did)
 
@@ -192,6 +194,8 @@ def summarise(results: dict[str, list[dict[str, Any]]]) -> list[Row]:
                 gain=[a - b for a, b in zip(means, reference, strict=True)] if reference and label != REFERENCE else [],
                 bytes_up=fmean(r["cost"][f"bytes_{UP}"] for r in runs) / clients,
                 bytes_down=fmean(r["cost"][f"bytes_{DOWN}"] for r in runs) / clients,
+                wire_up=fmean(r["cost"][f"wire_{UP}"] for r in runs) / clients,
+                wire_down=fmean(r["cost"][f"wire_{DOWN}"] for r in runs) / clients,
                 seconds=fmean(r["cost"]["seconds"]["total"] for r in runs),
                 took_part=_of_those_who_took_part([r["accuracy"] for r in runs]),
             )

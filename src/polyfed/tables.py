@@ -107,12 +107,19 @@ def comparison_table(rows: Sequence[Row], title: str) -> Table:
         )
     seeds = len(rows[0].accuracy)
     over = f"; mean and 95 % t-interval over {seeds} seeds" if seeds > 1 else ""
-    table.caption = f"gain over local training; bytes sent and received by a client in all{over}"
+    table.caption = f"gain over local training{over}; sent and received: payload of a client in all{_framing(rows)}"
     if some:
         table.caption += (
             "; took part %: without clients that never took part in a round; the others count them as they are"
         )
     return table
+
+
+def _framing(rows: Sequence[Row]) -> str:
+    """Say how much more than the payload is on the wire, for the method with the most framing."""
+    sizes = [(row.bytes_up + row.bytes_down, row.wire_up + row.wire_down) for row in rows]
+    more = [100 * wire / payload - 100 for payload, wire in sizes if payload]
+    return f" (on the wire, with framing, up to {max(more):.0f} % more)" if more else ""
 
 
 def client_table(summary: Mapping[str, Any], alone: Sequence[float] | None = None) -> Table:
@@ -140,9 +147,10 @@ def client_table(summary: Mapping[str, Any], alone: Sequence[float] | None = Non
         idle = number - len(accuracy["took_part"]["clients"])
         mean = percent(accuracy["took_part"]["mean"])
         apart = f" ({mean} % without the {idle} of {number} clients that never took part in a round)"
-    table.caption = (
-        f"mean {percent(accuracy['mean'])} %{apart}{gained}, worst client {percent(accuracy['worst'])} %{best}"
-    )
+    payload, wire = (sum(summary["cost"][f"{kind}_{way}"] for way in ("up", "down")) for kind in ("bytes", "wire"))
+    spent = f"; sent and received: payload, {amount(payload)} of all ({amount(wire)} on the wire)" if payload else ""
+    worst = f", worst client {percent(accuracy['worst'])} %"
+    table.caption = f"mean {percent(accuracy['mean'])} %{apart}{gained}{worst}{best}{spent}"
     return table
 
 

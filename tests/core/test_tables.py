@@ -12,7 +12,7 @@ import polyfed as pf
 from polyfed.compare import summarise
 from polyfed.core.cost import CostMeter
 from polyfed.result import Result
-from polyfed.tables import comparison_table
+from polyfed.tables import amount, comparison_table
 
 
 def printed(table) -> str:
@@ -104,3 +104,26 @@ def test_a_run_with_few_participants_says_so():
     found = result.summary()["accuracy"]
     assert len(trained) == 3 and found["took_part"]["clients"] == trained
     assert found["took_part"]["mean"] == pytest.approx(fmean(found["per_client"][client] for client in trained))
+
+
+# --- which bytes ---
+
+
+def test_tables_say_that_they_show_payload_and_what_is_on_the_wire():
+    clients = pf.split(pf.load("digits", limit=(120, 60)), 3, "iid", seed=0)
+    result = pf.run("fedproto", clients, ["mlp:1x4"], rounds=1)
+    cost = result.summary()["cost"]
+    payload, wire = cost["bytes_up"] + cost["bytes_down"], cost["wire_up"] + cost["wire_down"]
+    assert wire > payload > 0
+    shown = f"sent and received: payload, {amount(payload)} of all ({amount(wire)} on the wire)"
+    assert shown in printed(result.table())
+    (row,) = summarise({"fedproto": [result.summary()]})
+    assert (row.wire_up, row.wire_down) == (cost["wire_up"] / 3, cost["wire_down"] / 3)
+    more = f"(on the wire, with framing, up to {100 * wire / payload - 100:.0f} % more)"
+    assert f"sent and received: payload of a client in all {more}" in printed(comparison_table([row], "bytes"))
+
+
+def test_a_method_that_sends_nothing_has_nothing_on_the_wire():
+    result = result_of([[0]], [0.5])
+    assert "wire" not in printed(result.table())
+    assert "wire" not in printed(comparison_table(summarise({"local": [result.summary()]}), "nothing"))

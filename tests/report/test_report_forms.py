@@ -34,6 +34,18 @@ def test_the_mean_over_those_who_took_part_has_a_column_where_somebody_did_not(t
     assert frame["took part %"].isna()["beta"]  # there everybody took part
 
 
+def test_payload_and_what_is_on_the_wire_are_told_apart(two_methods):
+    frame = report.table(two_methods).set_index("method")
+    assert tuple(frame.loc["alpha", ["sent", "received", "on the wire"]]) == (200, 400, 1200)
+    lines = report.table(two_methods, "wire").set_index("method").loc["alpha"]
+    assert sorted(zip(lines["direction"], lines["what"], lines["bytes a client"], strict=True)) == [
+        ("received", "framing", 400),
+        ("received", "parameters", 400),
+        ("sent", "framing", 200),
+        ("sent", "parameters", 200),
+    ]
+
+
 def test_markdown(two_methods):
     head, rule, _, alpha, _ = report.to_markdown(two_methods).splitlines()
     assert head.startswith("| method | accuracy % |")

@@ -20,7 +20,9 @@ def test_a_clear_winner_is_stated_without_a_caution():
     found = answer(study([0.10, 0.11, 0.12], [("beta", [0.01, 0.02, 0.03])]))
     assert found.sentences[0].startswith("alpha was best: it reached a mean accuracy of 61.0 %")
     assert "11.0 points above training alone (95 % interval +8.5 to +13.5)" in found.sentences[0]
-    assert found.sentences[1] == "Each client sent 1.0 kB and received 2.0 kB on average."
+    assert (
+        found.sentences[1] == "Each client sent 1.0 kB and received 2.0 kB of payload on average (6.0 kB on the wire)."
+    )
     assert found.cautions == []
 
 

@@ -70,14 +70,15 @@ class Standing:
     shared: Estimate | None  # the global model, where the method makes one
     gain: Estimate | None  # over training alone, paired by seed and split
     gap: Estimate | None  # to all data in one place, paired likewise
-    up: float  # bytes sent by a client in all
+    up: float  # payload sent by a client in all
     down: float
+    wire: float  # sent and received by a client in all, with framing
     memory: float
     seconds: float
 
     @property
     def cost(self) -> float:
-        """Bytes sent and received by a client."""
+        """Payload sent and received by a client."""
         return self.up + self.down
 
 
@@ -99,6 +100,7 @@ def _standing(study: Study, label: str, runs: Sequence[Run]) -> Standing:
         gap=None if label == POOLED else difference(study, label, POOLED),
         up=fmean(run.per_client_bytes("up") for run in runs),
         down=fmean(run.per_client_bytes("down") for run in runs),
+        wire=fmean(run.per_client_wire("up") + run.per_client_wire("down") for run in runs),
         memory=max(run.summary["cost"]["peak_memory"] for run in runs),
         seconds=fmean(run.summary["cost"]["seconds"]["total"] for run in runs),
     )
@@ -300,13 +302,20 @@ def frontier(rows: Sequence[tuple[str, float, float]]) -> list[str]:
 
 
 def wire(study: Study, label: str) -> list[tuple[str, str, str, float]]:
-    """Return (phase, direction, kind, bytes of a client) of everything a method sent, mean over seeds."""
+    """Return (phase, direction, kind, bytes of a client) of everything a method sent, mean over seeds.
+
+    What is not payload is `framing` (names, shapes, headers), of all phases together.
+    """
     runs = study.runs[label]
     totals: dict[tuple[str, str, str], float] = {}
     for run in runs:
         for key, size in run.summary["cost"]["kinds"].items():
             step, direction, kind = key.split("/", 2)
             totals[step, direction, kind] = totals.get((step, direction, kind), 0.0) + size / run.clients / len(runs)
+    for direction in ("up", "down"):
+        framing = fmean(run.per_client_wire(direction) - run.per_client_bytes(direction) for run in runs)
+        if framing:
+            totals["all", direction, "framing"] = framing
     return [(*key, size) for key, size in totals.items()]
 
 

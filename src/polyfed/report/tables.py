@@ -93,8 +93,9 @@ def leaderboard(study: Study) -> Table:
         Column("global %", "the server's own model, where the method makes one"),
         Column("vs. local", "points above training alone, paired by seed"),
         Column("vs. centralized", "points above all data in one place, paired by seed"),
-        Column("sent", "bytes sent by a client in all"),
-        Column("received", "bytes received by a client in all"),
+        Column("sent", "payload sent by a client in all, by the papers' formulas"),
+        Column("received", "payload received by a client in all, by the papers' formulas"),
+        Column("on the wire", "sent and received by a client in all, as serialised: payload and framing"),
         Column("peak memory", "of the process that simulated all clients"),
         Column("time", "wall-clock seconds in all, with measuring"),
     ]
@@ -110,6 +111,7 @@ def leaderboard(study: Study) -> Table:
             share(row.gap, signed=True),
             size(row.up),
             size(row.down),
+            size(row.wire),
             size(row.memory),
             number(row.seconds, ".1f", " s"),
         ]
@@ -135,7 +137,7 @@ def targets(study: Study, wanted: Sequence[float] | None = None) -> Table:
         columns += [
             Column("rounds", "first measured round at or above the target, mean over seeds", group=group),
             Column("speed", f"rounds of {against} divided by rounds of the method", group=group),
-            Column("bytes", "sent and received by a client until then", group=group),
+            Column("bytes", "payload sent and received by a client until then", group=group),
         ]
         for row, found in zip(rows, statistics.rounds_to(study, target), strict=True):
             some = found.reached < found.seeds and found.reached
@@ -182,7 +184,7 @@ def wire(study: Study) -> Table:
         Column("direction", number=False),
         Column("what", number=False),
         Column("bytes a client", "mean over clients and seeds, all rounds"),
-        Column("share", "of all bytes of the method"),
+        Column("share", "of all bytes of the method on the wire"),
     ]
     rows = []
     for label in study.labels:

@@ -56,7 +56,9 @@ def _who(best: Standing, one: bool, study: Study) -> str:
 
 
 def _price(best: Standing) -> str:
-    sentence = f"Each client sent {amount(best.up)} and received {amount(best.down)} on average"
+    sentence = f"Each client sent {amount(best.up)} and received {amount(best.down)} of payload on average"
+    if best.cost:
+        sentence += f" ({amount(best.wire)} on the wire)"
     if best.gap is None:
         return f"{sentence}."
     side = "below" if best.gap.mean < 0 else "above"
