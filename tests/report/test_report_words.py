@@ -74,3 +74,34 @@ def test_clients_that_never_took_part_are_named_with_both_means():
     (said,) = [text for text in found.cautions if "took part" in text]
     assert said.startswith("1 to 2 (by seed) of the 3 clients never took part in a round")
     assert "Without them alpha reached 55.0 %" in said and "instead of 40.0 %" in said
+
+
+def test_a_tie_is_called_a_tie():
+    found = answer(study([0.1, 0.2, 0.3], [("beta", [0.3, 0.2, 0.1])]))
+    assert found.sentences[0].startswith("alpha and beta are equal: both reached a mean accuracy of 70.0 %")
+    assert found.sentences[1].startswith("alpha is the cheapest of them: each client sent 1.0 kB")
+    assert not any("behind" in text for text in found.cautions)
+    three = answer(study([0.1], [("beta", [0.1]), ("gamma", [0.1]), ("delta", [0.0])], seeds=1))
+    assert three.sentences[0].startswith("alpha, beta and gamma are equal: all reached a mean accuracy of 60.0 %")
+
+
+def test_where_nobody_gained_the_headline_says_so():
+    alone = answer(study([0.0], seeds=1))
+    assert alone.sentences[0] == (
+        "Nobody gained over training alone: alpha reached a mean accuracy of 50.0 % over 3 clients, level with local."
+    )
+    both = answer(study([0.0, 0.0], [("beta", [0.0, 0.0])], seeds=2)).sentences[0]
+    assert both.startswith("Nobody gained over training alone: alpha and beta are equal: both reached")
+    assert "best" not in both
+
+
+def test_a_gain_whose_interval_includes_zero_is_no_gain_in_the_headline():
+    text = answer(study([0.10, -0.05, 0.02])).sentences[0]
+    assert "2.3 points above training alone, a difference that these seeds do not resolve (95 % interval -16" in text
+    assert "resolve" not in answer(study([0.10, 0.11, 0.12])).sentences[0]
+
+
+def test_the_first_of_an_open_order_is_not_called_the_best():
+    text = answer(study([0.10, 0.11, 0.12], [("beta", [0.08, 0.12, 0.11])])).sentences[0]
+    assert text.startswith("alpha came first, though not clearly: it reached a mean accuracy of 61.0 %")
+    assert "came first" in answer(study([0.2], [("beta", [0.1])], seeds=1)).sentences[0]

@@ -49,7 +49,7 @@ class Table:
     title: str
     columns: list[Column]
     rows: list[list[Cell]]
-    best: frozenset[tuple[int, str]] = frozenset()  # (row, heading) of the cells with the best value
+    best: frozenset[tuple[int, str]] = frozenset()  # (row, heading) of the cells that are clearly the best
 
     def groups(self) -> list[tuple[str, int]]:
         """Return the headings over several columns with their widths (empty: there are none)."""
@@ -57,7 +57,7 @@ class Table:
         return runs if any(group for group, _ in runs) else []
 
     def is_best(self, row: int, column: int) -> bool:
-        """Whether a cell holds the best value of its column."""
+        """Whether the seeds show that a cell is the best of its column: it is printed bold."""
         return (row, self.columns[column].title) in self.best
 
 
@@ -79,6 +79,16 @@ def size(value: float | None) -> Cell:
 def number(value: float | None, form: str, unit: str = "") -> Cell:
     """Return a cell of a plain number."""
     return Cell(NOTHING) if value is None else Cell(f"{value:{form}}{unit}".replace("-", MINUS), value)
+
+
+MEASURES: dict[str, statistics.Measure] = {  # columns of the leaderboard in which a method can be ahead
+    "accuracy %": statistics.mean_accuracy,
+    "took part %": statistics.of_those_who_took_part,
+    "worst client %": statistics.worst_client,
+    "worst decile %": statistics.of_worst_decile,
+    "global %": statistics.global_model,
+    "vs. local": statistics.mean_accuracy,  # the difference of two gains is that of the accuracies
+}
 
 
 def leaderboard(study: Study) -> Table:
@@ -117,13 +127,8 @@ def leaderboard(study: Study) -> Table:
         ]
         for row in rows
     ]
-    fair = [place for place, row in enumerate(rows) if row.method in study.contenders]
-    best = set()
-    if len(fair) > 1:
-        for place, column in enumerate(columns[:7]):
-            known = {row: float(v) for row in fair if isinstance(v := cells[row][place].value, float)}
-            top = max(known, key=lambda row: known[row], default=0)
-            best |= {(row, column.title) for row in known if cells[row][place].text == cells[top][place].text}
+    winners = {heading: statistics.winner(study, measure) for heading, measure in MEASURES.items()}
+    best = {(place, title) for place, row in enumerate(rows) for title, label in winners.items() if label == row.method}
     return _without_empty(Table("leaderboard", "Leaderboard", columns, cells, frozenset(best)))
 
 
@@ -261,7 +266,7 @@ def to_markdown(table: Table) -> str:
 
 
 def to_latex(table: Table) -> str:
-    """Return the table as LaTeX (package booktabs); the best value of a column is bold."""
+    """Return the table as LaTeX (package booktabs); what is clearly the best of a column is bold, as on the page."""
     form = "".join("r" if column.number else "l" for column in table.columns)
     lines = [f"\\begin{{tabular}}{{{form}}}", "\\toprule"]
     lines.append(" & ".join(_tex(heading(column)) for column in table.columns) + r" \\")
