@@ -400,7 +400,7 @@ def _print_json(value: Any) -> None:
 def _print_rows(rows: list[dict[str, Any]]) -> None:
     table = Table()
     for heading in rows[0]:
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold")  # how to write a model is never cut off
     for row in rows:
         table.add_row(*(Text(str(value)) for value in row.values()))
     Console().print(table)

@@ -121,11 +121,12 @@ def test_paths_are_printed_as_they_are(name, tmp_path, monkeypatch):
 
 
 def test_listings_print_cells_as_they_are(monkeypatch):
-    rows = [{"model": "a[red]b", "how to write it": "mlp[:DEPTH][/x]"}]
+    rows = [{"model": "a[red]b", "how to write it": "mlp[:DEPTH][/x]", "options": "x" * 300}]
     monkeypatch.setattr("polyfed.models.describe", lambda: rows)
     code, text = command("models")
     assert code == 0
     assert "a[red]b" in text and "mlp[:DEPTH][/x]" in text
+    assert text.count("x") == 300 + 1
 
 
 def test_help_texts_keep_their_brackets():

@@ -79,8 +79,10 @@ def test_clients_that_never_took_part_are_named_with_both_means():
 def test_a_tie_is_called_a_tie():
     found = answer(study([0.1, 0.2, 0.3], [("beta", [0.3, 0.2, 0.1])]))
     assert found.sentences[0].startswith("alpha and beta are equal: both reached a mean accuracy of 70.0 %")
-    assert found.sentences[1].startswith("alpha is the cheapest of them: each client sent 1.0 kB")
+    assert found.sentences[1].startswith("Each client sent 1.0 kB")
     assert not any("behind" in text for text in found.cautions)
+    dear = Study({"dear": [make_run("dear", 0, [[0.6] * 3], up=9)], "cheap": [make_run("cheap", 0, [[0.6] * 3], up=3)]})
+    assert answer(dear).sentences[1].startswith("cheap is the cheapest of them: each client sent 1 B")
     three = answer(study([0.1], [("beta", [0.1]), ("gamma", [0.1]), ("delta", [0.0])], seeds=1))
     assert three.sentences[0].startswith("alpha, beta and gamma are equal: all reached a mean accuracy of 60.0 %")
 

@@ -80,7 +80,7 @@ def _price(best: Standing, first: list[Standing]) -> str:
     sentence = f"Each client sent {amount(best.up)} and received {amount(best.down)} of payload on average"
     if best.cost:
         sentence += f" ({amount(best.wire)} on the wire)"
-    if len(first) > 1:
+    if any(row.cost > best.cost for row in first):
         sentence = f"{best.method} is the cheapest of them: {sentence[0].lower()}{sentence[1:]}"
     if best.gap is None:
         return f"{sentence}."
