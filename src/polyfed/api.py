@@ -46,6 +46,7 @@ def run(
     device: str = "cpu",
     config: dict[str, Any] | None = None,
     observers: Sequence[Callable[[Line], None]] = (),
+    progress: bool | None = None,
 ) -> Result:
     """Run a method over clients with different models.
 
@@ -75,6 +76,9 @@ def run(
         Flower's simulation runtime (Ray), which can use a cluster.
     device
         Where active clients compute: `cpu`, `cuda`, or `auto` (a GPU if there is one).
+    observers, progress
+        Functions called with the line of every finished round; and whether to show the run on the error stream. None:
+        on a terminal and in a notebook, unless observers are given.
 
     Returns
     -------
@@ -86,6 +90,8 @@ def run(
     InputError
         Before any training, when the request cannot be carried out.
     """
+    from polyfed.live import showing
+
     method = methods.make(method) if isinstance(method, str) else method
     models = [models] if isinstance(models, str) or not isinstance(models, Sequence) else list(models)
     participation = Participation(share=participation) if isinstance(participation, int | float) else participation
@@ -106,16 +112,18 @@ def run(
     federation, infos = prepare(method, clients, models, settings, feature_dim, feature_adapter)
     described = describe_run(method, clients, models, settings, feature_dim, feature_adapter, config)
     directory = federation.directory = _directory(out, described, resume)
-    federation.observers = list(observers)
     backend = federation.backend
     assert isinstance(backend, InProcess)
-    if engine == "flower":
-        require_flower()
-        from polyfed.backends.flower.simulation import simulate
+    shown = False if progress is None and observers else progress  # whoever observes shows it
+    with showing(shown, federation.rounds, described["label"]) as view:
+        federation.observers = [*view, *observers]
+        if engine == "flower":
+            require_flower()
+            from polyfed.backends.flower.simulation import simulate
 
-        history = simulate(federation, clients, models, feature_dim, feature_adapter, resume)
-    else:
-        history = federation.run(resume)
+            history = simulate(federation, clients, models, feature_dim, feature_adapter, resume)
+        else:
+            history = federation.run(resume)
     result = Result(
         method=described["label"],
         seed=seed,
@@ -190,7 +198,7 @@ def prepare(
     return federation, infos
 
 
-def resume(out: str | Path, observers: Sequence[Callable[[Line], None]] = ()) -> Result:
+def resume(out: str | Path, observers: Sequence[Callable[[Line], None]] = (), progress: bool | None = None) -> Result:
     """Continue a run that was started from names (models, data and method): all that is needed is in its directory.
 
     Raises
@@ -225,6 +233,7 @@ def resume(out: str | Path, observers: Sequence[Callable[[Line], None]] = ()) ->
         resume=True,
         config={"label": config["label"]},
         observers=observers,
+        progress=progress,
     )
 
 

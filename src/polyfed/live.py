@@ -7,6 +7,7 @@ line a round. Ctrl-C lets the round finish, saves a checkpoint, and stops; a sec
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -202,6 +203,35 @@ def stoppable(console: Console) -> Iterator[Stopper]:
         yield stopper
     finally:
         signal.signal(signal.SIGINT, earlier)
+
+
+@contextmanager
+def showing(wanted: bool | None, rounds: int, label: str) -> Iterator[list[Callable[[dict[str, Any]], None]]]:
+    """Show a run that Python code starts inside the block on the error stream.
+
+    Parameters
+    ----------
+    wanted
+        None: only where the error stream is a terminal, and in a notebook (there as plain lines).
+    rounds, label
+        Of the run.
+
+    Yields
+    ------
+    list
+        The observers of the run: none where nothing is shown.
+    """
+    notebook = Console().is_jupyter
+    if wanted is None:
+        wanted = notebook or (sys.stderr is not None and sys.stderr.isatty())
+    if not wanted:
+        yield []
+        return
+    view = LiveProgress(Console(stderr=True, force_jupyter=False), rounds, label)
+    try:
+        yield [view]
+    finally:
+        view.close()
 
 
 Watch = Callable[[str, int, Mapping[str, Any]], list[Callable[[dict[str, Any]], None]]]
