@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from polyfed.experiment import Experiment
 from torch import nn
 
 import polyfed as pf
 from polyfed.api import prepare
 from polyfed.compare import compare
+from polyfed.config import Networks, experiment
 from polyfed.core.errors import InputError, PolyfedError
 from polyfed.core.federation import Settings
 
@@ -172,12 +172,12 @@ def test_a_method_that_would_average_nothing_is_refused(method):
     ],
 )
 def test_a_method_that_has_something_to_average_is_not(method, clients, models, feature_dim):
-    prepare(method, synthetic(clients), models, Settings(1), feature_dim)
+    prepare(method, synthetic(clients), models, Settings(1), Networks(feature_dim=feature_dim))
 
 
 def test_a_comparison_is_refused_before_anything_trains(tmp_path):
-    experiment = Experiment(data="digits", limit=60, clients=3, models=ALONE, rounds=1)
+    told = experiment(data="digits", limit=60, clients=3, models=ALONE, rounds=1)
     started = []
     with pytest.raises(InputError, match="nothing would be averaged"):
-        compare(experiment, ["local", "fedavg"], 1, tmp_path / "out", lambda label, seed: started.append(label) or ())
+        compare(told, ["local", "fedavg"], 1, tmp_path / "out", lambda config: started.append(config) or ())
     assert not started and not (tmp_path / "out").exists()

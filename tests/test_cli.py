@@ -95,7 +95,10 @@ def test_compare_pairs_methods_by_seed_and_continues_where_it_was(tmp_path):
 def test_listings(listing):
     rows = json.loads(polyfed(listing, "--json").stdout)
     assert len(rows) >= 7
-    assert polyfed(listing).returncode == 0
+    done = polyfed(listing)
+    assert done.returncode == 0
+    first = [line.split("\u2502")[1].strip() for line in done.stdout.splitlines() if "\u2502" in line]
+    assert [name for name in first if name] == [next(iter(row.values())) for row in rows]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from polyfed.config import (
     command,
     differences,
     experiment,
-    option_words,
+    method_words,
     read_experiment,
     short_names,
 )
@@ -142,7 +142,7 @@ def test_methods_survive_the_file_and_every_option_is_explained(name):
 
 def test_options_of_a_method_survive_the_command_none_and_words_included():
     method = pf.HeteroFL(clip=None, mask=False, statistics="public", global_rate=0.5)
-    words = option_words("method", method)
+    words = method_words(Config(method, "heterofl"), "method")
     assert "method.clip=none" in words
     assert parsed(command(Config(method, "heterofl"))).method == method
     fedfd = pf.FedFD(distill="none")  # here "none" is a word and not nothing

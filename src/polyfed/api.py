@@ -49,6 +49,7 @@ def run(
     device: str = "cpu",
     label: str | None = None,
     observers: Sequence[Observer] = (),
+    progress: bool | None = None,
 ) -> Result:
     """Run a method over clients with different models.
 
@@ -83,6 +84,9 @@ def run(
         Where active clients compute: `cpu`, `cuda`, or `auto` (a GPU if there is one).
     label
         What tables call this run; None: the method's name.
+    observers, progress
+        Functions called with the line of every finished round; and whether to show the run on the error stream. None:
+        on a terminal and in a notebook, unless observers are given.
 
     Returns
     -------
@@ -117,7 +121,7 @@ def run(
             if not named
         ),
     )
-    return execute(config, clients, models, out, resume, observers)
+    return execute(config, clients, models, out, resume, observers, progress)
 
 
 def execute(
@@ -127,6 +131,7 @@ def execute(
     out: str | Path | None = None,
     resume: bool = False,
     observers: Sequence[Observer] = (),
+    progress: bool | None = None,
 ) -> Result:
     """Run a configuration; data and models are made from it where they are not given.
 
@@ -138,18 +143,22 @@ def execute(
     clients = clients if clients is not None else config.data.load(config.seed)
     models = models if models is not None else config.models.names
     config = replace(config, fingerprint=clients.fingerprint)
+    from polyfed.live import showing
+
     federation, infos = prepare(config.method, clients, models, config.settings(), config.models)
     directory = _directory(out, config, resume)
+    federation.directory = directory
+    shown = False if progress is None and observers else progress  # whoever observes shows it
     try:
-        federation.directory = directory
-        federation.observers = list(observers)
-        if config.execution.engine == "flower":
-            require_flower()
-            from polyfed.backends.flower.simulation import simulate
+        with showing(shown, federation.rounds, config.label) as view:
+            federation.observers = [*view, *observers]
+            if config.execution.engine == "flower":
+                require_flower()
+                from polyfed.backends.flower.simulation import simulate
 
-            history = simulate(federation, clients, models, config.models, resume)
-        else:
-            history = federation.run(resume)
+                history = simulate(federation, clients, models, config.models, resume)
+            else:
+                history = federation.run(resume)
         result = _result(config, federation, infos, clients, history)
         if directory is not None:
             result.directory = directory.path
@@ -235,7 +244,7 @@ def prepare(
     return federation, infos
 
 
-def resume(out: str | Path, observers: Sequence[Observer] = ()) -> Result:
+def resume(out: str | Path, observers: Sequence[Observer] = (), progress: bool | None = None) -> Result:
     """Continue a run that was started from names (models, data and method): all that is needed is in its directory.
 
     Raises
@@ -249,7 +258,7 @@ def resume(out: str | Path, observers: Sequence[Observer] = ()) -> Result:
             f"The run in {out} used {' and '.join(config.script)} from a script: call polyfed.run(..., resume=True) in "
             "that script, with the same arguments."
         )
-    return execute(config, out=out, resume=True, observers=observers)
+    return execute(config, out=out, resume=True, observers=observers, progress=progress)
 
 
 def read_config(out: str | Path) -> Config:

@@ -10,10 +10,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from polyfed import __version__
 from polyfed.backends.flower.commands import register as register_flower
 from polyfed.options import with_settings
+from polyfed.tables import say
 
 app = typer.Typer(
     name="polyfed",
@@ -21,6 +23,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # help texts keep their [square brackets]
 )
 
 File = Annotated[Path | None, typer.Argument(help="An experiment file (TOML); options override its values.")]
@@ -34,7 +37,7 @@ Set = Annotated[
 Log = Annotated[
     list[str] | None, typer.Option("--log", help="Also write to csv, tensorboard or mlflow. May be repeated.")
 ]
-Scale = Annotated[str | None, typer.Option(help="Which scales.NAME table of the experiment file to use.")]
+Scale = Annotated[str | None, typer.Option(help="Which [scales.NAME] table of the experiment file to use.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -131,7 +134,7 @@ def compare(
     title = f"{data.source}, {data.clients} clients, {data.partition}, {experiment.base.rounds} rounds"
     _paper().print(comparison_table(rows, title))
     if out:
-        Console().print(f"Everything is in {out}", highlight=False)
+        say(Console(), f"Everything is in {out}")
 
 
 @app.command()
@@ -172,9 +175,9 @@ def report(
 
     console = Console()
     source = runs[0] if len(runs) == 1 else runs
-    console.print(f"Wrote {write_report(source, out, target)}", highlight=False, soft_wrap=True)
+    say(console, f"Wrote {write_report(source, out, target)}")
     if export:
-        console.print(f"Wrote {len(write_files(source, export))} files to {export}", highlight=False, soft_wrap=True)
+        say(console, f"Wrote {len(write_files(source, export))} files to {export}")
 
 
 @app.command()
@@ -192,7 +195,7 @@ def analyze(
     from polyfed.analysis.command import analyze as look
 
     for line in look(name, runs, out, settings or []):
-        Console().print(line, highlight=False, soft_wrap=True)
+        say(Console(), line)
 
 
 @app.command()
@@ -223,10 +226,9 @@ def fuse(
         **options,
     )
     accuracy = accuracy_of(fused, loaded.test)
-    Console().print(
-        f"{method} of {len(files)} networks: {100 * accuracy:.1f} % on the test set of {data}", highlight=False
-    )
-    Console().print(f"Written to {out}; load it with polyfed.fusion.load_fused", highlight=False)
+    console = Console()
+    say(console, f"{method} of {len(files)} networks: {100 * accuracy:.1f} % on the test set of {data}")
+    say(console, f"Written to {out}; load it with polyfed.fusion.load_fused")
 
 
 @app.command(name="methods")
@@ -285,14 +287,18 @@ def main() -> None:
         Console(stderr=True).print("Stopped.")
         sys.exit(130)
     except InputError as error:
-        Console(stderr=True).print(f"[bold red]Error:[/] {error}", highlight=False, soft_wrap=True, markup=True)
+        _complain(error)
         sys.exit(2)
     except PolyfedError as error:
         if type(error).__name__ == "Stopped":  # Ctrl-C: a stop, not a failure
-            Console(stderr=True).print(str(error), highlight=False, soft_wrap=True, markup=False)
+            say(Console(stderr=True), str(error))
             sys.exit(130)
-        Console(stderr=True).print(f"[bold red]Error:[/] {error}", highlight=False, soft_wrap=True, markup=True)
+        _complain(error)
         sys.exit(1)
+
+
+def _complain(error: Exception) -> None:
+    say(Console(stderr=True), Text.assemble(("Error:", "bold red"), f" {error}"))
 
 
 def _fresh(path: Path) -> Path:
@@ -311,7 +317,7 @@ def _report(out: Path | None, console: Console) -> None:
         return
     from polyfed.report import write_report
 
-    console.print(f"Report: {write_report(out)}", highlight=False, soft_wrap=True)
+    say(console, f"Report: {write_report(out)}")
 
 
 def _show(result: Any, as_json: bool) -> None:
@@ -321,7 +327,7 @@ def _show(result: Any, as_json: bool) -> None:
     console = _paper()
     console.print(result.table())
     if result.directory is not None:
-        console.print(f"Everything is in {result.directory}", highlight=False)
+        say(console, f"Everything is in {result.directory}")
 
 
 def _paper() -> Console:
@@ -336,9 +342,9 @@ def _print_json(value: Any) -> None:
 def _print_rows(rows: list[dict[str, Any]]) -> None:
     table = Table()
     for heading in rows[0]:
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold")  # how to write a model is never cut off
     for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
+        table.add_row(*(Text(str(value)) for value in row.values()))
     Console().print(table)
 
 

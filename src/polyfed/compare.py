@@ -31,9 +31,12 @@ class Row:
     worst: list[float]  # worst client, by seed
     globals: list[float]  # global model, by seed (may be empty)
     gain: list[float]  # over local training, paired by seed (empty without a reference)
-    bytes_up: float  # of one client, mean
+    bytes_up: float  # payload of one client, mean
     bytes_down: float
+    wire_up: float  # the same as serialised, with framing
+    wire_down: float
     seconds: float
+    took_part: list[float]  # mean over clients that took part in a round, by seed (empty: all clients did)
 
 
 def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
@@ -127,7 +130,18 @@ def summarise(results: dict[str, list[dict[str, Any]]]) -> list[Row]:
                 gain=[a - b for a, b in zip(means, reference, strict=True)] if reference and label != REFERENCE else [],
                 bytes_up=fmean(r["cost"][f"bytes_{UP}"] for r in runs) / clients,
                 bytes_down=fmean(r["cost"][f"bytes_{DOWN}"] for r in runs) / clients,
+                wire_up=fmean(r["cost"][f"wire_{UP}"] for r in runs) / clients,
+                wire_down=fmean(r["cost"][f"wire_{DOWN}"] for r in runs) / clients,
                 seconds=fmean(r["cost"]["seconds"]["total"] for r in runs),
+                took_part=_of_those_who_took_part([r["accuracy"] for r in runs]),
             )
         )
     return rows
+
+
+def _of_those_who_took_part(found: Sequence[dict[str, Any]]) -> list[float]:
+    """Return by seed the mean over clients that took part in a round; nothing where all did in every seed."""
+    if not any("took_part" in accuracy for accuracy in found):
+        return []
+    means = [accuracy.get("took_part", accuracy)["mean"] for accuracy in found]
+    return [mean for mean in means if mean is not None]

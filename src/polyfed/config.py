@@ -490,12 +490,10 @@ def _assigned(values: dict[str, Any], key: str, value: Any, labels: Sequence[str
 
 def command(config: Config) -> str | None:
     """Return the command that runs the same again: what differs from the defaults. None: only a script can."""
-    if config.script:
+    if config.script or "=" in config.label:
         return None
-    from polyfed.methods import reference
-
-    words = ["polyfed", "run", "--method", reference(type(config.method)), *setting_words(config)]
-    return shlex.join([*words, *option_words("method", config.method)])
+    words = ["polyfed", "run", "--method", config.label, *setting_words(config)]
+    return shlex.join([*words, *method_words(config, "method")])
 
 
 def setting_words(config: Config) -> list[str]:
@@ -511,16 +509,16 @@ def setting_words(config: Config) -> list[str]:
     return words
 
 
-def option_words(owner: str, method: Method) -> list[str]:
-    """Return the hyper-parameters that differ from the defaults as options of the command line."""
+def method_words(config: Config, owner: str) -> list[str]:
+    """Return what a label stands for and the hyper-parameters that are not the defaults, as `--set OWNER.key=...`."""
+    from polyfed.methods import reference
+
+    method, name = config.method, reference(type(config.method))
     usual = type(method)()
     changed = {item.name: getattr(method, item.name) for item in fields(method)}
-    return [
-        word
-        for name, value in changed.items()
-        if value != getattr(usual, name)
-        for word in ("--set", f"{owner}.{name}={to_text(value)}")
-    ]
+    told = {} if name == config.label else {"method": name}
+    told |= {key: value for key, value in changed.items() if value != getattr(usual, key)}
+    return [word for key, value in told.items() for word in ("--set", f"{owner}.{key}={to_text(value)}")]
 
 
 def to_text(value: Any) -> str:

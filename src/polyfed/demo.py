@@ -10,7 +10,7 @@ from rich.console import Console
 from polyfed.compare import compare
 from polyfed.config import experiment
 from polyfed.core.checkpoint import read_json
-from polyfed.tables import Progress, client_table, comparison_table
+from polyfed.tables import Progress, client_table, comparison_table, say
 
 METHODS = ("local", "fedavg", "fedmd", "fedproto")
 SETTINGS: dict[str, Any] = {
@@ -32,10 +32,7 @@ def demonstrate(out: Path, rounds: int, progress: Console, console: Console) -> 
     """Run the demonstration into a fresh directory and print its tables."""
     shown = experiment(rounds=rounds, **SETTINGS)
     networks = ", ".join(shown.base.models.names)
-    console.print(
-        f"{shown.base.data.clients} clients, five networks ({networks}), real 8x8 digits.\n",
-        highlight=False,
-    )
+    say(console, f"{shown.base.data.clients} clients, five networks ({networks}), real 8x8 handwritten digits.\n")
     rows = compare(shown, METHODS, 1, out, started=lambda config: [Progress(progress, rounds, config.label)])
     best = max(rows, key=lambda row: row.accuracy[0])
     console.print()
@@ -44,6 +41,4 @@ def demonstrate(out: Path, rounds: int, progress: Console, console: Console) -> 
     console.print(client_table(winner, local["accuracy"]["per_client"]))
     from polyfed.report import write_report
 
-    console.print(
-        f"Open {write_report(out)} in a browser; everything else is in {out}", highlight=False, soft_wrap=True
-    )
+    say(console, f"Open {write_report(out)} in a browser; everything else is in {out}")

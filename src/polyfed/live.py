@@ -7,6 +7,7 @@ line a round. Ctrl-C lets the round finish, saves a checkpoint, and stops; a sec
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from polyfed.core.errors import PolyfedError
-from polyfed.tables import Progress, amount, percent
+from polyfed.tables import Progress, amount, percent, say
 
 BLOCKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"  # one eighth to full
 SECONDS = 0.25  # between two redraws
@@ -129,7 +130,7 @@ class View:
             shown = f"best {percent(max(values))} % ({best})  worst {percent(min(values))} % ({worst})"
             if self.latest.get("global") is not None:
                 shown += f"  global {percent(self.latest['global'])} %"
-            grid.add_row("clients", shown)
+            grid.add_row("clients", Text(shown))  # names of sites are no markup
         grid.add_row("bytes", f"sent {amount(self.bytes[0])}  received {amount(self.bytes[1])}")
         yield grid
 
@@ -186,7 +187,7 @@ class Stopper:
         self.asked = True
         if self.console.is_terminal:  # the view says it; printing from here could meet a redraw half done
             return
-        self.console.print("Stopping after this round (Ctrl-C again: at once) ...", highlight=False)
+        say(self.console, "Stopping after this round (Ctrl-C again: at once) ...")
 
 
 @contextmanager
@@ -202,6 +203,35 @@ def stoppable(console: Console) -> Iterator[Stopper]:
         yield stopper
     finally:
         signal.signal(signal.SIGINT, earlier)
+
+
+@contextmanager
+def showing(wanted: bool | None, rounds: int, label: str) -> Iterator[list[Callable[[dict[str, Any]], None]]]:
+    """Show a run that Python code starts inside the block on the error stream.
+
+    Parameters
+    ----------
+    wanted
+        None: only where the error stream is a terminal, and in a notebook (there as plain lines).
+    rounds, label
+        Of the run.
+
+    Yields
+    ------
+    list
+        The observers of the run: none where nothing is shown.
+    """
+    notebook = Console().is_jupyter
+    if wanted is None:
+        wanted = notebook or (sys.stderr is not None and sys.stderr.isatty())
+    if not wanted:
+        yield []
+        return
+    view = LiveProgress(Console(stderr=True, force_jupyter=False), rounds, label)
+    try:
+        yield [view]
+    finally:
+        view.close()
 
 
 Watch = Callable[[str, int, Mapping[str, Any]], list[Callable[[dict[str, Any]], None]]]

@@ -33,6 +33,17 @@ def versions() -> dict[str, str]:
     return found
 
 
+def took_part(history: list[dict[str, Any]]) -> set[int] | None:
+    """Return who was among the participants of some round and answered (None: the history does not say).
+
+    Exchanges with everybody before or after the rounds (pre-training, statistics, fine-tuning) do not count.
+    """
+    rounds = [line for line in history if line["phase"] == "round"]
+    if any("participants" not in line for line in rounds):
+        return None
+    return {who for line in rounds for who in line["participants"] if str(who) not in line.get("missing", {})}
+
+
 class Models(Mapping[int, nn.Module]):
     """The clients' models after the run, made when asked for, in prediction mode: `result.models[3]`."""
 
@@ -79,7 +90,10 @@ class Result:
             self.server_model.eval()
 
     def accuracy(self) -> dict[str, Any]:
-        """Return the final accuracies: of each client, their mean, spread and worst, and the global model's."""
+        """Return the final accuracies: of each client, their mean, spread and worst, and the global model's.
+
+        Where somebody never took part in a round, `took_part` has the mean over those who did.
+        """
         measured = [line for line in self.history if "per_client" in line.get("accuracy", {})]
         if not measured:
             return {}
@@ -97,6 +111,11 @@ class Result:
             "before_rounds": before[0] if before else None,
         }
         summary |= {key: last[key] for key in ("validation", "own", "clients") if key in last}
+        measured_clients = last.get("clients", range(len(per_client)))
+        active = self._took_part(dict(zip(measured_clients, per_client, strict=True)))
+        if len(active) < len(per_client):  # the others count above with the weights they hold
+            mean = fmean(active.values()) if active else None
+            summary["took_part"] = {"mean": mean, "clients": sorted(active)}
         return summary
 
     def best_round(self) -> int:
@@ -187,6 +206,15 @@ class Result:
             line += f": mean accuracy {100 * accuracy['mean']:.1f} %, worst client {100 * accuracy['worst']:.1f} %"
         table = self.frame().to_html(index=False, float_format="{:.3f}".format, border=0)
         return f"<div><p><b>{escape(line)}</b></p>{table}</div>"
+
+    def _took_part(self, accuracy: dict[int, float]) -> dict[int, float]:
+        """Keep the clients that took part in some round; where the data was pooled, their architecture did."""
+        found = took_part(self.history)
+        if found is None:
+            return accuracy
+        order = list(dict.fromkeys(self.architectures))
+        party = [order.index(name) for name in self.architectures] if self.pooled else range(len(self.architectures))
+        return {client: value for client, value in accuracy.items() if party[client] in found}
 
     def _spread(self, accuracy: Mapping[str, Any]) -> list[float]:
         """Give every client the value of its architecture where the data was pooled, as far as that was measured."""

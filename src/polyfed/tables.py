@@ -8,11 +8,18 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.style import StyleType
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from polyfed.compare import Row
+
+
+def say(console: Console, text: str | Text) -> None:
+    """Print a line letter by letter: square brackets in paths and names are no markup, colons no emoji."""
+    console.print(text if isinstance(text, Text) else Text(text), soft_wrap=True)
 
 
 def amount(number: float) -> str:
@@ -46,7 +53,23 @@ def spread(values: Sequence[float], signed: bool = False) -> str:
 
 
 class ShownTable(Table):
-    """A rich table that `print` and notebooks show as a table."""
+    """A rich table that `print` and notebooks show as a table, with every text letter by letter."""
+
+    def __init__(self, title: str) -> None:
+        super().__init__(
+            title=Text(title, "table.title"),
+            title_justify="left",
+            caption_justify="left",
+            box=box.SIMPLE_HEAD,
+            padding=(0, 0),
+        )
+
+    def add_row(
+        self, *renderables: RenderableType | None, style: StyleType | None = None, end_section: bool = False
+    ) -> None:
+        """Add a row; words in it are no markup."""
+        cells = (Text(cell) if isinstance(cell, str) else cell for cell in renderables)
+        super().add_row(*cells, style=style, end_section=end_section)
 
     def __str__(self) -> str:
         console = Console(width=max(80, Console().width), file=io.StringIO(), record=True)
@@ -56,14 +79,25 @@ class ShownTable(Table):
 
 def comparison_table(rows: Sequence[Row], title: str) -> Table:
     """Return the table of a comparison: who gained what at which cost."""
-    table = ShownTable(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0))
+    table = ShownTable(title)
+    some = any(row.took_part for row in rows)  # else everybody took part
     table.add_column("method", no_wrap=True)
-    for heading in ("accuracy %", "gain", "worst %", "global %", "sent", "received", "s"):
+    for heading in (
+        "accuracy %",
+        *(["took part %"] if some else []),
+        "gain",
+        "worst %",
+        "global %",
+        "sent",
+        "received",
+        "s",
+    ):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
             row.method,
             spread(row.accuracy),
+            *([spread(row.took_part)] if some else []),
             spread(row.gain, signed=True),
             spread(row.worst),
             spread(row.globals),
@@ -73,15 +107,26 @@ def comparison_table(rows: Sequence[Row], title: str) -> Table:
         )
     seeds = len(rows[0].accuracy)
     over = f"; mean and 95 % t-interval over {seeds} seeds" if seeds > 1 else ""
-    table.caption = f"gain over local training; bytes sent and received by a client in all{over}"
+    table.caption = f"gain over local training{over}; sent and received: payload of a client in all{_framing(rows)}"
+    if some:
+        table.caption += (
+            "; took part %: without clients that never took part in a round; the others count them as they are"
+        )
     return table
+
+
+def _framing(rows: Sequence[Row]) -> str:
+    """Say how much more than the payload is on the wire, for the method with the most framing."""
+    sizes = [(row.bytes_up + row.bytes_down, row.wire_up + row.wire_down) for row in rows]
+    more = [100 * wire / payload - 100 for payload, wire in sizes if payload]
+    return f" (on the wire, with framing, up to {max(more):.0f} % more)" if more else ""
 
 
 def client_table(summary: Mapping[str, Any], alone: Sequence[float] | None = None) -> Table:
     """Return one row for each client from the content of `result.json`; `alone`: its accuracy without the others."""
     accuracy, cost = summary["accuracy"], summary["cost"]["per_client"]
     title = f"{summary['method']}, {in_rounds(summary['rounds'])}, seed {summary['seed']}"
-    table = ShownTable(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0))
+    table = ShownTable(title)
     table.add_column("client", justify="right")
     table.add_column("model", no_wrap=True)
     headings = ["samples", "acc. %"] + (["alone %", "gain"] if alone else []) + ["sent", "received"]
@@ -96,7 +141,16 @@ def client_table(summary: Mapping[str, Any], alone: Sequence[float] | None = Non
         table.add_row(str(client), summary["architectures"][client], *cells)
     best = f", global model {percent(accuracy['global'])} %" if accuracy["global"] is not None else ""
     gained = f", alone {percent(sum(alone) / len(alone))} %" if alone else ""
-    table.caption = f"mean {percent(accuracy['mean'])} %{gained}, worst client {percent(accuracy['worst'])} %{best}"
+    apart = ""
+    if "took_part" in accuracy:
+        number = len(accuracy["per_client"])
+        idle = number - len(accuracy["took_part"]["clients"])
+        mean = percent(accuracy["took_part"]["mean"])
+        apart = f" ({mean} % without the {idle} of {number} clients that never took part in a round)"
+    payload, wire = (sum(summary["cost"][f"{kind}_{way}"] for way in ("up", "down")) for kind in ("bytes", "wire"))
+    spent = f"; sent and received: payload, {amount(payload)} of all ({amount(wire)} on the wire)" if payload else ""
+    worst = f", worst client {percent(accuracy['worst'])} %"
+    table.caption = f"mean {percent(accuracy['mean'])} %{apart}{gained}{worst}{best}{spent}"
     return table
 
 
@@ -128,4 +182,4 @@ class Progress:
         if line.get("missing"):
             parts.append(f"missing {len(line['missing'])}")
         parts.append(f"{left:.0f} s left" if left else f"{spent:.1f} s")
-        self.console.print("  ".join(parts), highlight=False, soft_wrap=True)
+        say(self.console, "  ".join(parts))

@@ -58,6 +58,8 @@ def make_run(
         "cost": {
             "bytes_up": up * rounds,
             "bytes_down": down * rounds,
+            "wire_up": 2 * up * rounds,  # half of what is on the wire is framing
+            "wire_down": 2 * down * rounds,
             "kinds": {"main/up/params/main": up * rounds, "main/down/params/main": down * rounds} if up else {},
             "peak_memory": 1000,
             "seconds": {"total": 3.0 * rounds},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+import polyfed as pf
 from polyfed.live import LiveProgress, Stopped, Stopper, View, duration, sparkline
 
 
@@ -158,3 +160,68 @@ def test_without_a_directory_ctrl_c_says_that_nothing_is_kept():
     _, errors = stop_after_first_line(process)
     assert process.returncode == 130
     assert "Nothing is kept" in errors
+
+
+# --- progress of a run that Python code starts ---
+
+
+class Screen(io.StringIO):
+    """An error stream that is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+def small_run(**options):
+    clients = pf.split(pf.load("digits", limit=(40, 20)), 2, "iid", seed=0)
+    return pf.run("local", clients, ["mlp:1x4"], rounds=2, **options)
+
+
+def test_progress_is_one_line_a_round_on_the_error_stream(capsys):
+    small_run(progress=True)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    rounds = [row.split("accuracy")[0].split() for row in shown.err.splitlines()]
+    assert rounds == [["local", "round", "1/2"], ["local", "round", "2/2"]]
+
+
+def test_without_a_terminal_a_run_is_silent(capsys):
+    small_run()
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"), [({}, True), ({"progress": False}, False), ({"observers": [print]}, False)]
+)
+def test_on_a_terminal_progress_is_shown_unless_somebody_else_watches(options, expected, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", screen := Screen())
+    small_run(**options)
+    assert ("round 2/2" in screen.getvalue()) is expected
+    assert bool(screen.getvalue()) is expected
+
+
+def test_the_cursor_comes_back_when_a_run_fails(monkeypatch):
+    def fail(line):
+        raise RuntimeError
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", screen := Screen())
+    with pytest.raises(RuntimeError):
+        small_run(progress=True, observers=[fail])
+    assert screen.getvalue().rfind("\x1b[?25h") > screen.getvalue().rfind("\x1b[?25l") >= 0
+
+
+def test_a_notebook_shows_plain_lines(monkeypatch, capsys):
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    small_run()
+    shown = capsys.readouterr()
+    assert shown.err.count("round") == 2 and "\x1b" not in shown.err
+    assert shown.out == ""
+
+
+def test_a_resumed_run_shows_its_progress_too(tmp_path, capsys):
+    small_run(out=tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoint")  # as if it had been stopped before the first one
+    pf.resume(tmp_path / "run", progress=True)
+    assert capsys.readouterr().err.count("round") == 2

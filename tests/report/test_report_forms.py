@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 
 import pytest
@@ -11,8 +12,10 @@ from typer.testing import CliRunner
 
 from polyfed import report
 from polyfed.core.errors import InputError
-from polyfed.report import again, charts
+from polyfed.report import again, charts, tables
+from polyfed.report.page import render
 from polyfed.report.runs import Study, study
+from polyfed.report.words import answer
 
 
 def test_frame_has_numbers(two_methods):
@@ -24,6 +27,28 @@ def test_frame_has_numbers(two_methods):
     assert "vs. centralized" not in frame  # nobody ran it
 
 
+def test_the_mean_over_those_who_took_part_has_a_column_where_somebody_did_not(two_methods):
+    assert "took part %" not in report.table(two_methods)
+    for run in two_methods.runs["alpha"]:
+        run.summary["accuracy"]["took_part"] = {"mean": run.per_client[2], "clients": [2]}
+    frame = report.table(two_methods).set_index("method")
+    assert frame.loc["alpha", "took part %"] == pytest.approx(64.0)
+    assert frame.loc["alpha", "accuracy %"] == pytest.approx(54.0)
+    assert frame["took part %"].isna()["beta"]  # there everybody took part
+
+
+def test_payload_and_what_is_on_the_wire_are_told_apart(two_methods):
+    frame = report.table(two_methods).set_index("method")
+    assert tuple(frame.loc["alpha", ["sent", "received", "on the wire"]]) == (200, 400, 1200)
+    lines = report.table(two_methods, "wire").set_index("method").loc["alpha"]
+    assert sorted(zip(lines["direction"], lines["what"], lines["bytes a client"], strict=True)) == [
+        ("received", "framing", 400),
+        ("received", "parameters", 400),
+        ("sent", "framing", 200),
+        ("sent", "parameters", 200),
+    ]
+
+
 def test_markdown(two_methods):
     head, rule, _, alpha, _ = report.to_markdown(two_methods).splitlines()
     assert head.startswith("| method | accuracy % |")
@@ -31,18 +56,55 @@ def test_markdown(two_methods):
     assert alpha.startswith("| alpha | 54.0 ± 5.0 |")
 
 
+def methods(**accuracy):
+    """Return a study of methods whose clients all have the same accuracy, by seed."""
+    return Study({n: [make_run(n, s, [[v] * 3]) for s, v in enumerate(values)] for n, values in accuracy.items()})
+
+
+def bold(study):
+    """Return the methods that LaTeX prints in bold by their accuracy, and those of the page."""
+    rows = [line.split(" & ") for line in report.to_latex(study).splitlines() if " & " in line]
+    place = rows[0].index(r"accuracy \%")
+    tex = [row[0] for row in rows[1:] if row[place].startswith(r"\textbf{")]
+    html = re.findall(r'<tr>\s*<th[^>]*>([^<]*)</th>\s*<td class="number best"', render(study))
+    return tex, html
+
+
 def test_latex_is_escaped_and_marks_the_best():
-    runs = {name: [make_run(name, 0, [[value] * 3])] for name, value in (("a_b&c", 0.5), ("d", 0.4))}
+    runs = {n: [make_run(n, s, [[v] * 3]) for s in (0, 1)] for n, v in (("a_b&c", 0.5), ("d", 0.4))}
     text = report.to_latex(Study(runs))
-    assert r"a\_b\&c & \textbf{50.0}" in text
+    assert r"a\_b\&c & \textbf{50.0 $\pm$ 0.0}" in text
     assert r"accuracy \%" in text
     columns = len(text.splitlines()[0].removeprefix(r"\begin{tabular}{").removesuffix("}"))
     assert all(line.replace(r"\&", "").count("&") == columns - 1 for line in text.splitlines() if "&" in line)
 
 
-def test_equal_values_are_both_best():
-    runs = {name: [make_run(name, 0, [[value] * 3])] for name, value in (("a", 0.50001), ("b", 0.5), ("c", 0.3))}
-    assert report.to_latex(Study(runs)).count(r"\textbf{50.0}") == 6  # accuracy, worst client and worst decile of two
+@pytest.mark.parametrize(
+    ("accuracy", "expected"),
+    [
+        ({"a": [0.50, 0.60, 0.70], "b": [0.45, 0.54, 0.66]}, ["a"]),  # paired: 5 ± 2.5 points
+        ({"a": [0.50, 0.60, 0.70], "b": [0.45, 0.62, 0.60]}, []),  # paired: 4.3 ± 15 points, which is open
+        ({"a": [0.9], "b": [0.1]}, []),  # one seed shows nothing
+        ({"a": [0.5, 0.5], "b": [0.5, 0.5]}, []),  # equal
+        ({"a": [0.5, 0.6], "b": [0.4, 0.5], "c": [0.5, 0.6]}, []),  # ahead of one, equal to another
+        ({"a": [0.5, 0.6]}, []),  # of what should it be the best?
+        ({"a": [0.5, 0.6], "local": [0.4, 0.5], "centralized": [0.9, 0.9]}, []),  # references do not compete
+    ],
+)
+def test_bold_is_what_the_page_calls_best(accuracy, expected):
+    found = methods(**accuracy)
+    said = [label for label in accuracy if answer(found).sentences[0].startswith(f"{label} was best")]
+    assert (*bold(found), said) == (expected, expected, expected)
+
+
+def test_every_column_has_its_own_best(two_methods):
+    text = report.to_latex(methods(a=[0.5, 0.6], b=[0.4, 0.5]))
+    assert text.count(r"\textbf") == 3  # accuracy, worst client, worst decile
+    for run in two_methods.runs["beta"]:
+        run.summary["accuracy"]["global"] = 0.4 + 0.01 * run.seed
+    table = tables.leaderboard(two_methods)
+    assert {(table.rows[row][0].text, title) for row, title in table.best} >= {("alpha", "accuracy %")}
+    assert "global %" not in {title for _, title in table.best}  # the only one that has a global model
 
 
 @pytest.mark.parametrize("kind", charts.KINDS)

@@ -20,7 +20,9 @@ def test_a_clear_winner_is_stated_without_a_caution():
     found = answer(study([0.10, 0.11, 0.12], [("beta", [0.01, 0.02, 0.03])]))
     assert found.sentences[0].startswith("alpha was best: it reached a mean accuracy of 61.0 %")
     assert "11.0 points above training alone (95 % interval +8.5 to +13.5)" in found.sentences[0]
-    assert found.sentences[1] == "Each client sent 1.0 kB and received 2.0 kB on average."
+    assert (
+        found.sentences[1] == "Each client sent 1.0 kB and received 2.0 kB of payload on average (6.0 kB on the wire)."
+    )
     assert found.cautions == []
 
 
@@ -61,3 +63,47 @@ def test_only_references():
 def test_an_interval_of_accuracies_stays_within_0_and_100():
     found = answer(study([0.3, 0.5, 0.4]))
     assert "to 100.0)" in found.sentences[0]
+
+
+def test_clients_that_never_took_part_are_named_with_both_means():
+    runs = [make_run("alpha", seed, [[0.2, 0.4, 0.6]]) for seed in (0, 1)]
+    for run, active in zip(runs, ([1, 2], [2]), strict=True):
+        values = [run.per_client[client] for client in active]
+        run.summary["accuracy"]["took_part"] = {"mean": sum(values) / len(values), "clients": active}
+    found = answer(Study({"alpha": runs}))
+    (said,) = [text for text in found.cautions if "took part" in text]
+    assert said.startswith("1 to 2 (by seed) of the 3 clients never took part in a round")
+    assert "Without them alpha reached 55.0 %" in said and "instead of 40.0 %" in said
+
+
+def test_a_tie_is_called_a_tie():
+    found = answer(study([0.1, 0.2, 0.3], [("beta", [0.3, 0.2, 0.1])]))
+    assert found.sentences[0].startswith("alpha and beta are equal: both reached a mean accuracy of 70.0 %")
+    assert found.sentences[1].startswith("Each client sent 1.0 kB")
+    assert not any("behind" in text for text in found.cautions)
+    dear = Study({"dear": [make_run("dear", 0, [[0.6] * 3], up=9)], "cheap": [make_run("cheap", 0, [[0.6] * 3], up=3)]})
+    assert answer(dear).sentences[1].startswith("cheap is the cheapest of them: each client sent 1 B")
+    three = answer(study([0.1], [("beta", [0.1]), ("gamma", [0.1]), ("delta", [0.0])], seeds=1))
+    assert three.sentences[0].startswith("alpha, beta and gamma are equal: all reached a mean accuracy of 60.0 %")
+
+
+def test_where_nobody_gained_the_headline_says_so():
+    alone = answer(study([0.0], seeds=1))
+    assert alone.sentences[0] == (
+        "Nobody gained over training alone: alpha reached a mean accuracy of 50.0 % over 3 clients, level with local."
+    )
+    both = answer(study([0.0, 0.0], [("beta", [0.0, 0.0])], seeds=2)).sentences[0]
+    assert both.startswith("Nobody gained over training alone: alpha and beta are equal: both reached")
+    assert "best" not in both
+
+
+def test_a_gain_whose_interval_includes_zero_is_no_gain_in_the_headline():
+    text = answer(study([0.10, -0.05, 0.02])).sentences[0]
+    assert "2.3 points above training alone, a difference that these seeds do not resolve (95 % interval -16" in text
+    assert "resolve" not in answer(study([0.10, 0.11, 0.12])).sentences[0]
+
+
+def test_the_first_of_an_open_order_is_not_called_the_best():
+    text = answer(study([0.10, 0.11, 0.12], [("beta", [0.08, 0.12, 0.11])])).sentences[0]
+    assert text.startswith("alpha came first, though not clearly: it reached a mean accuracy of 61.0 %")
+    assert "came first" in answer(study([0.2], [("beta", [0.1])], seeds=1)).sentences[0]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from rich.table import Table
 
 import polyfed as pf
 from polyfed.core.errors import InputError
+from polyfed.tables import amount
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +30,18 @@ def test_label_counts_and_parameters_are_kept(result):
     assert len(summary["class_names"]) == 10
 
 
-def test_table_is_printable(result):
-    assert isinstance(result.table(), Table)
+def test_the_table_prints_every_client(result):
+    title, _, headings, *rows = (line.split() for line in str(result.table()).splitlines())
+    assert title == ["fedavg,", "2", "rounds,", "seed", "0"]
+    assert headings == ["client", "model", "samples", "acc.", "%", "sent", "received"]
+    summary = result.summary()
+    for client, row in enumerate(rows[1:4]):
+        accuracy = f"{100 * summary['accuracy']['per_client'][client]:.1f}"
+        sent = amount(summary["cost"]["per_client"]["up"][str(client)]).split()
+        assert row[:4] == [str(client), summary["architectures"][client], str(summary["samples"][client]), accuracy]
+        assert row[4:6] == sent
+    caption = " ".join(word for row in rows[4:] for word in row)
+    assert caption.startswith(f"mean {100 * summary['accuracy']['mean']:.1f} %, worst client")
 
 
 def test_plot_returns_a_figure(result):

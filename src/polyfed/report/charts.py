@@ -47,7 +47,7 @@ def curves(study: Study, by: str = "rounds") -> Chart:
         series.append(Series(label, x, y, styles[label], band=band, text=text))
     axes = {
         "rounds": Axis("round"),
-        "bytes": _cost_axis("bytes sent and received by a client", "B", [x for one in series for x in one.x if x]),
+        "bytes": _cost_axis("payload sent and received by a client", "B", [x for one in series for x in one.x if x]),
         "seconds": Axis("seconds, without measuring", "s"),
     }
     names = {"rounds": "round", "bytes": "bytes", "seconds": "time"}
@@ -142,7 +142,7 @@ def cost_frontier(study: Study, by: str = "bytes") -> Chart:
         for row in numbers.leaderboard(study)
         if row.method in REFERENCES and row.method not in cost
     ]
-    titles = {"bytes": ("bytes sent and received by a client", "B"), "seconds": ("seconds in all", "s")}
+    titles = {"bytes": ("payload sent and received by a client", "B"), "seconds": ("seconds in all", "s")}
     axis = _cost_axis(*titles[by], list(cost.values()))
     note = "Up and to the left is better. The grey steps join the methods that no cheaper one beats."
     if any(one.error_y for one in series):
@@ -346,7 +346,7 @@ def wire(study: Study) -> Chart:
         )
     ticks = tuple(f"{label} {_verb(direction)}" for label, direction in rows)
     x = _cost_axis("bytes of a client in all", "B", [value for one in series for value in one.x])
-    note = "Payload of the messages by kind, mean over clients and seeds; wire framing is not included."
+    note = "Messages by kind, mean over clients and seeds. Framing: names, shapes and headers around the payload."
     return Chart("wire", "What crossed the wire", x, Axis("", ticks=ticks), series, [], note, 130 + 34 * len(rows))
 
 

@@ -52,6 +52,7 @@ def render(study: Study, targets: Sequence[float] | None = None) -> str:
         baseline=statistics.baseline(study),
         local=LOCAL in study.runs,
         seeds=study.seeds,
+        idle=any(run.idle for run in study.all),
         settings=_settings(study),
         options=_options(study),
         versions=_versions(study),

@@ -28,7 +28,7 @@ class Point:
     round: int
     accuracy: float  # mean over clients
     worst: float
-    bytes: float  # sent and received by a client so far, mean over clients
+    bytes: float  # payload sent and received by a client so far, mean over clients
     seconds: float  # so far, without measuring
 
 
@@ -58,6 +58,12 @@ class Run:
         return list(known.values())
 
     @property
+    def idle(self) -> int:
+        """How many of the measured clients never took part in a round."""
+        accuracy = self.summary["accuracy"]
+        return len(accuracy["per_client"]) - len(accuracy["took_part"]["clients"]) if "took_part" in accuracy else 0
+
+    @property
     def clients(self) -> int:
         """How many clients there are."""
         return len(self.summary["architectures"])
@@ -73,8 +79,12 @@ class Run:
         return self.seed, str(self.config.get("fingerprint", ""))
 
     def per_client_bytes(self, direction: str) -> float:
-        """Return the bytes that a client sent (`up`) or received (`down`), mean over clients."""
+        """Return the payload that a client sent (`up`) or received (`down`), mean over clients."""
         return float(self.summary["cost"][f"bytes_{direction}"]) / self.clients
+
+    def per_client_wire(self, direction: str) -> float:
+        """Return the same as serialised: payload and framing."""
+        return float(self.summary["cost"][f"wire_{direction}"]) / self.clients
 
     def curve(self) -> list[Point]:
         """Return the measured rounds with what had been spent until then."""

@@ -49,7 +49,7 @@ def to_matplotlib(chart: Chart) -> Figure:
     for level in chart.levels:
         axes.axhline(level.value, color=level.look.colour, linestyle=":", linewidth=1.2)
         at: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "ha": "left", "va": "bottom"}
-        axes.annotate(level.name, (0, level.value), fontsize=8, color=level.look.colour, **at)
+        axes.annotate(_letters(level.name), (0, level.value), fontsize=8, color=level.look.colour, **at)
     _axis(axes, axes.xaxis, chart.x, "x")
     _axis(axes, axes.yaxis, chart.y, "y")
     for side in ("top", "right", "left", "bottom"):
@@ -57,7 +57,7 @@ def to_matplotlib(chart: Chart) -> Figure:
     axes.tick_params(which="both", length=0, labelsize=8.5, labelcolor=MUTED)
     axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.set_title(chart.title, loc="left", fontsize=11, color=INK)
+    axes.set_title(_letters(chart.title), loc="left", fontsize=11, color=INK)
     if any(series.legend for series in chart.series):
         figure.legend(loc="outside lower left", ncols=4, frameon=False, fontsize=8.5)
     return figure
@@ -83,6 +83,11 @@ def save(figure: Any, path: Path) -> Path:
     return path
 
 
+def _letters(text: str) -> str:
+    """Return text that matplotlib shows letter by letter: a pair of dollar signs would be read as a formula."""
+    return text.replace("$", r"\$")
+
+
 def _axis(axes: Axes, which: Any, axis: Axis, letter: str) -> None:
     from matplotlib.ticker import EngFormatter, FuncFormatter
 
@@ -94,7 +99,7 @@ def _axis(axes: Axes, which: Any, axis: Axis, letter: str) -> None:
     elif axis.unit:
         which.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} {axis.unit}"))
     if axis.ticks:
-        which.set_ticks(range(len(axis.ticks)), [tick.replace("<br>", "\n") for tick in axis.ticks])
+        which.set_ticks(range(len(axis.ticks)), [_letters(tick.replace("<br>", "\n")) for tick in axis.ticks])
         getattr(axes, f"set_{letter}lim")(-0.6, len(axis.ticks) - 0.4)
     if axis.limits:
         getattr(axes, f"set_{letter}lim")(*axis.limits)
@@ -104,7 +109,7 @@ def _axis(axes: Axes, which: Any, axis: Axis, letter: str) -> None:
 
 def _draw(axes: Axes, series: Series) -> None:
     colour, marker = series.look.colour, MARKERS[series.look.symbol]
-    name = series.name if series.legend else None
+    name = _letters(series.name) if series.legend else None
     if series.kind == "bars":
         axes.bar(series.x, series.y, color=colour, width=0.65, label=name)
     elif series.kind == "bubbles":
@@ -119,7 +124,9 @@ def _draw(axes: Axes, series: Series) -> None:
         for x, y, text in zip(series.x, series.y, series.labels or [], strict=False):
             offset = (-5 if series.left else 5, 5 if series.above else -5)
             side: dict[str, Any] = {"ha": "right" if series.left else "left", "va": "bottom" if series.above else "top"}
-            axes.annotate(text, (x, y), offset, textcoords="offset points", fontsize=8.5, color=colour, **side)
+            axes.annotate(
+                _letters(text), (x, y), offset, textcoords="offset points", fontsize=8.5, color=colour, **side
+            )
     elif series.kind == "steps":
         axes.step(series.x, series.y, where="post", color=colour, linestyle="-", linewidth=1.1, label=name)
     else:

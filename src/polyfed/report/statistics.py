@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import ceil, floor, log
@@ -11,6 +11,7 @@ from typing import Any
 
 from polyfed.report.runs import LOCAL, POOLED, Run, Study
 
+Measure = Callable[[Run], float | None]  # of a finished run (None: it has no such value)
 LEVEL = 0.95  # of every confidence interval
 BASELINE = "fedavg"  # what the "speed" of a method is compared with, where it took part
 
@@ -64,19 +65,21 @@ class Standing:
     method: str
     seeds: int
     accuracy: Estimate
+    took_part: Estimate | None  # mean over the clients that took part in a round (None: all did)
     worst: Estimate
     decile: Estimate
     shared: Estimate | None  # the global model, where the method makes one
     gain: Estimate | None  # over training alone, paired by seed and split
     gap: Estimate | None  # to all data in one place, paired likewise
-    up: float  # bytes sent by a client in all
+    up: float  # payload sent by a client in all
     down: float
+    wire: float  # sent and received by a client in all, with framing
     memory: float
     seconds: float
 
     @property
     def cost(self) -> float:
-        """Bytes sent and received by a client."""
+        """Payload sent and received by a client."""
         return self.up + self.down
 
 
@@ -89,14 +92,16 @@ def _standing(study: Study, label: str, runs: Sequence[Run]) -> Standing:
     return Standing(
         method=label,
         seeds=len(runs),
-        accuracy=_known([run.summary["accuracy"]["mean"] for run in runs]),
-        worst=_known([min(run.per_client) for run in runs]),
-        decile=_known([worst_decile(run.per_client) for run in runs]),
-        shared=estimate([g for run in runs if (g := run.summary["accuracy"].get("global")) is not None]),
+        accuracy=_known(_values(runs, mean_accuracy)),
+        took_part=estimate(_values(runs, of_those_who_took_part)) if any(run.idle for run in runs) else None,
+        worst=_known(_values(runs, worst_client)),
+        decile=_known(_values(runs, of_worst_decile)),
+        shared=estimate(_values(runs, global_model)),
         gain=None if label == LOCAL else difference(study, label, LOCAL),
         gap=None if label == POOLED else difference(study, label, POOLED),
         up=fmean(run.per_client_bytes("up") for run in runs),
         down=fmean(run.per_client_bytes("down") for run in runs),
+        wire=fmean(run.per_client_wire("up") + run.per_client_wire("down") for run in runs),
         memory=max(run.summary["cost"]["peak_memory"] for run in runs),
         seconds=fmean(run.summary["cost"]["seconds"]["total"] for run in runs),
     )
@@ -108,10 +113,70 @@ def _known(values: Sequence[float]) -> Estimate:
     return found
 
 
-def difference(study: Study, label: str, other: str) -> Estimate | None:
+# --- who is better ---
+
+
+def mean_accuracy(run: Run) -> float | None:
+    """Return the mean over all clients."""
+    return float(run.summary["accuracy"]["mean"])
+
+
+def of_those_who_took_part(run: Run) -> float | None:
+    """Return the mean over the clients that took part in a round."""
+    accuracy = run.summary["accuracy"]
+    mean: float | None = accuracy.get("took_part", accuracy)["mean"]
+    return mean
+
+
+def worst_client(run: Run) -> float | None:
+    """Return the lowest accuracy of any client."""
+    return min(run.per_client)
+
+
+def of_worst_decile(run: Run) -> float | None:
+    """Return the mean of the worst tenth of the clients."""
+    return worst_decile(run.per_client)
+
+
+def global_model(run: Run) -> float | None:
+    """Return the accuracy of the server's own model, where the method makes one."""
+    found: float | None = run.summary["accuracy"].get("global")
+    return found
+
+
+def _values(runs: Sequence[Run], measure: Measure) -> list[float]:
+    return [value for run in runs if (value := measure(run)) is not None]
+
+
+def difference(study: Study, label: str, other: str, measure: Measure = mean_accuracy) -> Estimate | None:
     """Return how much better a method is than another, paired by seed and split (None: they share no run)."""
     pairs = [(run, study.partner(run, other)) for run in study.runs.get(label, [])]
-    return estimate([r.summary["accuracy"]["mean"] - p.summary["accuracy"]["mean"] for r, p in pairs if p is not None])
+    values = [(measure(run), measure(partner)) for run, partner in pairs if partner is not None]
+    return estimate([one - two for one, two in values if one is not None and two is not None])
+
+
+def ahead(study: Study, label: str, other: str, measure: Measure = mean_accuracy) -> bool:
+    """Tell whether the seeds show that a method is better than another; else their order is open.
+
+    Its paired difference must be above zero with its whole interval; without shared seeds the two intervals must not
+    overlap. A single seed shows nothing.
+    """
+    paired = difference(study, label, other, measure)
+    if paired is not None and paired.half is not None:
+        return paired.low > 0
+    one, two = (estimate(_values(study.runs[name], measure)) for name in (label, other))
+    if one is None or two is None or one.half is None or two.half is None:
+        return False
+    return one.low > two.high
+
+
+def winner(study: Study, measure: Measure = mean_accuracy) -> str | None:
+    """Return the method that is ahead of all others that exchange something (None: the order is open)."""
+    rivals = [label for label in study.contenders if _values(study.runs[label], measure)]
+    for label in rivals if len(rivals) > 1 else ():
+        if all(ahead(study, label, other, measure) for other in rivals if other != label):
+            return label
+    return None
 
 
 def worst_decile(values: Sequence[float]) -> float:
@@ -290,13 +355,20 @@ def frontier(rows: Sequence[tuple[str, float, float]]) -> list[str]:
 
 
 def wire(study: Study, label: str) -> list[tuple[str, str, str, float]]:
-    """Return (phase, direction, kind, bytes of a client) of everything a method sent, mean over seeds."""
+    """Return (phase, direction, kind, bytes of a client) of everything a method sent, mean over seeds.
+
+    What is not payload is `framing` (names, shapes, headers), of all phases together.
+    """
     runs = study.runs[label]
     totals: dict[tuple[str, str, str], float] = {}
     for run in runs:
         for key, size in run.summary["cost"]["kinds"].items():
             step, direction, kind = key.split("/", 2)
             totals[step, direction, kind] = totals.get((step, direction, kind), 0.0) + size / run.clients / len(runs)
+    for direction in ("up", "down"):
+        framing = fmean(run.per_client_wire(direction) - run.per_client_bytes(direction) for run in runs)
+        if framing:
+            totals["all", direction, "framing"] = framing
     return [(*key, size) for key, size in totals.items()]
 
 

@@ -49,7 +49,7 @@ class Table:
     title: str
     columns: list[Column]
     rows: list[list[Cell]]
-    best: frozenset[tuple[int, str]] = frozenset()  # (row, heading) of the cells with the best value
+    best: frozenset[tuple[int, str]] = frozenset()  # (row, heading) of the cells that are clearly the best
 
     def groups(self) -> list[tuple[str, int]]:
         """Return the headings over several columns with their widths (empty: there are none)."""
@@ -57,7 +57,7 @@ class Table:
         return runs if any(group for group, _ in runs) else []
 
     def is_best(self, row: int, column: int) -> bool:
-        """Whether a cell holds the best value of its column."""
+        """Whether the seeds show that a cell is the best of its column: it is printed bold."""
         return (row, self.columns[column].title) in self.best
 
 
@@ -81,19 +81,31 @@ def number(value: float | None, form: str, unit: str = "") -> Cell:
     return Cell(NOTHING) if value is None else Cell(f"{value:{form}}{unit}".replace("-", MINUS), value)
 
 
+MEASURES: dict[str, statistics.Measure] = {  # columns of the leaderboard in which a method can be ahead
+    "accuracy %": statistics.mean_accuracy,
+    "took part %": statistics.of_those_who_took_part,
+    "worst client %": statistics.worst_client,
+    "worst decile %": statistics.of_worst_decile,
+    "global %": statistics.global_model,
+    "vs. local": statistics.mean_accuracy,  # the difference of two gains is that of the accuracies
+}
+
+
 def leaderboard(study: Study) -> Table:
     """Who is how good at which cost."""
     rows = statistics.leaderboard(study)
     columns = [
         Column("method", number=False),
         Column("accuracy %", "mean over clients; mean and 95 % interval over seeds"),
+        Column("took part %", "mean over the clients that took part in a round"),
         Column("worst client %", "the lowest accuracy of any client"),
         Column("worst decile %", "mean of the worst tenth of the clients"),
         Column("global %", "the server's own model, where the method makes one"),
         Column("vs. local", "points above training alone, paired by seed"),
         Column("vs. centralized", "points above all data in one place, paired by seed"),
-        Column("sent", "bytes sent by a client in all"),
-        Column("received", "bytes received by a client in all"),
+        Column("sent", "payload sent by a client in all, by the papers' formulas"),
+        Column("received", "payload received by a client in all, by the papers' formulas"),
+        Column("on the wire", "sent and received by a client in all, as serialised: payload and framing"),
         Column("peak memory", "of the process that simulated all clients"),
         Column("time", "wall-clock seconds in all, with measuring"),
     ]
@@ -101,6 +113,7 @@ def leaderboard(study: Study) -> Table:
         [
             Cell(row.method, row.method),
             share(row.accuracy),
+            share(row.took_part),
             share(row.worst),
             share(row.decile),
             share(row.shared),
@@ -108,18 +121,14 @@ def leaderboard(study: Study) -> Table:
             share(row.gap, signed=True),
             size(row.up),
             size(row.down),
+            size(row.wire),
             size(row.memory),
             number(row.seconds, ".1f", " s"),
         ]
         for row in rows
     ]
-    fair = [place for place, row in enumerate(rows) if row.method in study.contenders]
-    best = set()
-    if len(fair) > 1:
-        for place, column in enumerate(columns[:6]):
-            known = {row: float(v) for row in fair if isinstance(v := cells[row][place].value, float)}
-            top = max(known, key=lambda row: known[row], default=0)
-            best |= {(row, column.title) for row in known if cells[row][place].text == cells[top][place].text}
+    winners = {heading: statistics.winner(study, measure) for heading, measure in MEASURES.items()}
+    best = {(place, title) for place, row in enumerate(rows) for title, label in winners.items() if label == row.method}
     return _without_empty(Table("leaderboard", "Leaderboard", columns, cells, frozenset(best)))
 
 
@@ -133,7 +142,7 @@ def targets(study: Study, wanted: Sequence[float] | None = None) -> Table:
         columns += [
             Column("rounds", "first measured round at or above the target, mean over seeds", group=group),
             Column("speed", f"rounds of {against} divided by rounds of the method", group=group),
-            Column("bytes", "sent and received by a client until then", group=group),
+            Column("bytes", "payload sent and received by a client until then", group=group),
         ]
         for row, found in zip(rows, statistics.rounds_to(study, target), strict=True):
             some = found.reached < found.seeds and found.reached
@@ -180,7 +189,7 @@ def wire(study: Study) -> Table:
         Column("direction", number=False),
         Column("what", number=False),
         Column("bytes a client", "mean over clients and seeds, all rounds"),
-        Column("share", "of all bytes of the method"),
+        Column("share", "of all bytes of the method on the wire"),
     ]
     rows = []
     for label in study.labels:
@@ -257,7 +266,7 @@ def to_markdown(table: Table) -> str:
 
 
 def to_latex(table: Table) -> str:
-    """Return the table as LaTeX (package booktabs); the best value of a column is bold."""
+    """Return the table as LaTeX (package booktabs); what is clearly the best of a column is bold, as on the page."""
     form = "".join("r" if column.number else "l" for column in table.columns)
     lines = [f"\\begin{{tabular}}{{{form}}}", "\\toprule"]
     lines.append(" & ".join(_tex(heading(column)) for column in table.columns) + r" \\")

@@ -9,6 +9,9 @@ from polyfed.report.runs import LOCAL, POOLED, Study
 from polyfed.report.statistics import Estimate, Standing
 from polyfed.tables import amount
 
+SAME = 1e-9  # means that differ by less are equal
+LEVEL = 5e-4  # a gain that would be printed as 0.0 points
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -24,10 +27,12 @@ def answer(study: Study) -> Answer:
     contenders = [row for row in rows if row.method in study.contenders]
     if not contenders:
         return _references_only(rows)
-    best = max(contenders, key=lambda row: row.accuracy.mean)
-    one = len(contenders) == 1
-    sentences = [_who(best, one, study), _price(best)]
-    return Answer(sentences, _cautions(study, best, contenders))
+    top = max(row.accuracy.mean for row in contenders)
+    first = [row for row in contenders if top - row.accuracy.mean < SAME]
+    best = min(first, key=lambda row: row.cost)
+    others = [row for row in contenders if row not in first]
+    sentences = [_who(study, best, first, others), _price(best, first)]
+    return Answer(sentences, _cautions(study, best, others))
 
 
 def _references_only(rows: list[Standing]) -> Answer:
@@ -42,21 +47,41 @@ def _accuracy(value: Estimate) -> str:
     return f"{100 * value.mean:.1f} % (95 % interval {100 * low:.1f} to {100 * high:.1f})"
 
 
-def _who(best: Standing, one: bool, study: Study) -> str:
+def _who(study: Study, best: Standing, first: list[Standing], others: list[Standing]) -> str:
     clients = study.runs[best.method][0].clients
-    start = f"{best.method} reached" if one else f"{best.method} was best: it reached"
-    sentence = f"{start} a mean accuracy of {_accuracy(best.accuracy)} over {clients} clients"
+    sentence = (
+        f"{_start(study, best, first, others)} a mean accuracy of {_accuracy(best.accuracy)} over {clients} clients"
+    )
     if best.gain is None:
         return f"{sentence}; without a run of '{LOCAL}' on the same split, nobody knows what taking part gained."
-    side = "above" if best.gain.mean >= 0 else "below"
-    size = f"{100 * abs(best.gain.mean):.1f} points {side} training alone"
+    interval = ""
     if best.gain.half is not None:
-        size += f" (95 % interval {100 * best.gain.low:+.1f} to {100 * best.gain.high:+.1f})"
-    return f"{sentence}, {size}."
+        interval = f" (95 % interval {100 * best.gain.low:+.1f} to {100 * best.gain.high:+.1f})"
+    if abs(best.gain.mean) < LEVEL:
+        return f"Nobody gained over training alone: {sentence}, level with {LOCAL}{interval}."
+    side = "above" if best.gain.mean > 0 else "below"
+    size = f"{100 * abs(best.gain.mean):.1f} points {side} training alone"
+    unsure = ", a difference that these seeds do not resolve" if interval and not best.gain.clear else ""
+    return f"{sentence}, {size}{unsure}{interval}."
 
 
-def _price(best: Standing) -> str:
-    sentence = f"Each client sent {amount(best.up)} and received {amount(best.down)} on average"
+def _start(study: Study, best: Standing, first: list[Standing], others: list[Standing]) -> str:
+    """Call the first the best only where the seeds show it: what the tables print bold."""
+    if len(first) > 1:
+        return f"{_list([row.method for row in first])} are equal: {'both' if len(first) == 2 else 'all'} reached"
+    if not others:
+        return f"{best.method} reached"
+    if numbers.winner(study) == best.method:
+        return f"{best.method} was best: it reached"
+    return f"{best.method} came first, though not clearly: it reached"
+
+
+def _price(best: Standing, first: list[Standing]) -> str:
+    sentence = f"Each client sent {amount(best.up)} and received {amount(best.down)} of payload on average"
+    if best.cost:
+        sentence += f" ({amount(best.wire)} on the wire)"
+    if any(row.cost > best.cost for row in first):
+        sentence = f"{best.method} is the cheapest of them: {sentence[0].lower()}{sentence[1:]}"
     if best.gap is None:
         return f"{sentence}."
     side = "below" if best.gap.mean < 0 else "above"
@@ -68,7 +93,7 @@ def _opposite(side: str, gap: Estimate) -> str:
     return f"{size} better" if side == "below" else f"{size} worse"
 
 
-def _cautions(study: Study, best: Standing, contenders: list[Standing]) -> list[str]:
+def _cautions(study: Study, best: Standing, others: list[Standing]) -> list[str]:
     found = []
     if best.seeds == 1:
         found.append("One seed only: another seed may give another order. Use --seeds 3 or more for intervals.")
@@ -80,25 +105,32 @@ def _cautions(study: Study, best: Standing, contenders: list[Standing]) -> list[
     if best.gain is not None and best.gain.mean < 0:
         found.append("No method beat training alone.")
     if best.seeds > 1:
-        ties = [row.method for row in contenders if row is not best and _overlap(study, best, row)]
+        ties = [row.method for row in others if not numbers.ahead(study, best.method, row.method)]
         if ties:
             verb = "is" if len(ties) == 1 else "are"
             found.append(
                 f"{_list(ties)} {verb} not clearly behind: the 95 % intervals over {best.seeds} seeds "
                 "leave the order open."
             )
+    if best.took_part is not None:
+        found.append(_idle(study, best))
     lost = numbers.fairness(study, best.method).lost
     if lost:
         found.append(f"{100 * lost:.0f} % of the clients would have been better off alone.")
     return [*found, *study.notes]
 
 
-def _overlap(study: Study, best: Standing, other: Standing) -> bool:
-    """Whether the data leave open which of two is better: paired where possible, else by overlapping intervals."""
-    paired = numbers.difference(study, best.method, other.method)
-    if paired is not None and paired.half is not None:
-        return not paired.clear
-    return other.accuracy.high >= best.accuracy.low
+def _idle(study: Study, best: Standing) -> str:
+    """Say that some never took part, and how good the others are."""
+    runs = study.runs[best.method]
+    few, many = min(run.idle for run in runs), max(run.idle for run in runs)
+    count = str(few) if few == many else f"{few} to {many} (by seed)"
+    assert best.took_part is not None
+    return (
+        f"{count} of the {runs[0].clients} clients never took part in a round; the mean counts them with the weights "
+        f"that they hold and what the server would send them. Without them {best.method} reached "
+        f"{_accuracy(best.took_part)} instead of {_accuracy(best.accuracy)}."
+    )
 
 
 def _list(words: list[str]) -> str:

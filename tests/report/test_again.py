@@ -1,0 +1,124 @@
+"""The command that a report prints makes the same configuration again, whatever was set."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+from report_runs import make_run
+from typer.testing import CliRunner
+
+from polyfed.api import execute
+from polyfed.cli import app
+from polyfed.compare import compare
+from polyfed.config import KEYS, experiment, short_names
+from polyfed.report import again
+from polyfed.report.runs import Run, Study, study
+
+SMALL: dict[str, Any] = {"limit": 60, "clients": 4, "models": ("mlp:1x4",), "rounds": 1, "method": "local"}
+PROX = {"method": "fedprox"}
+
+# A value other than the default for every key of an experiment, with what else it needs.
+VALUES: list[tuple[str, Any, dict[str, Any]]] = [
+    ("method", "fedproto", {}),
+    ("methods", {"fedprox": {"mu": 0.3}}, PROX),
+    ("methods", {"my variant": {"method": "fedprox", "mu": 0.3}}, {"method": "my variant"}),
+    ("compare", ("fedprox",), {}),
+    ("seeds", 2, {}),
+    ("data", "table", {}),
+    ("limit", 50, {}),
+    ("limit", (60, 30), {}),
+    ("resize", 4, {}),
+    ("clients", 3, {}),
+    ("partition", "iid", {}),
+    ("validation", 0.25, {}),
+    ("public", 20, {}),
+    ("public", 0.1, {}),
+    ("min_size", 2, {}),
+    ("models", ("cnn:2-2,bn", "mlp:1x4"), {}),
+    ("feature_dim", 3, {}),
+    ("feature_adapter", "avgpool", {"feature_dim": 2}),
+    ("rounds", 2, {}),
+    ("participation", 0.5, {}),
+    ("dropout", 0.5, {}),
+    ("drop", "weakest", {"dropout": 0.25}),
+    ("epochs", 2, {}),
+    ("batch_size", 7, {}),
+    ("optimizer", "adam", {}),
+    ("lr", 1e-05, {}),
+    ("momentum", 0.9, {}),
+    ("weight_decay", 1e-05, {}),
+    ("clip", 1.5, {}),
+    ("decay", 0.9, {}),
+    ("decay_every", 2, {"decay": 0.9}),
+    ("round_decay", 0.9, {}),
+    ("seed", 3, {}),
+    ("evaluate", "end", {}),
+    ("evaluate", "every=2", {}),
+    ("evaluate", 2, {}),
+    ("evaluate_clients", 1, {}),
+    ("evaluate_samples", 10, {}),
+    ("checkpoint_seconds", 0.0, {}),
+    ("engine", "sequential", {}),
+    ("workers", 1, {}),
+    ("device", "auto", {}),
+]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Work in a folder with a small table, and leave out the pages that no test here looks at."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("polyfed.report.write_report", lambda out: Path(out) / "report.html")
+    values = np.random.default_rng(0).normal(size=(80, 3)).round(3)
+    frame = pandas.DataFrame(values, columns=["a", "b", "c"]).assign(label=np.arange(80) % 2)
+    Path("table").mkdir()
+    for name, rows in (("train", frame[:60]), ("test", frame[60:])):
+        rows.to_parquet(f"table/{name}.parquet")
+
+
+def repeat(line: str, out: str) -> None:
+    words = shlex.split(line)
+    assert words[0] == "polyfed"
+    outcome = CliRunner().invoke(app, [*words[1:], "--quiet", "--out", out])
+    assert outcome.exit_code == 0, (line, outcome.output, outcome.exception)
+
+
+def configurations(folder: str) -> dict[str, Any]:
+    """Return every configuration in a folder by its place there."""
+    files = Path(folder).rglob("config.json")
+    return {str(file.relative_to(folder)): json.loads(file.read_text()) for file in files}
+
+
+def test_every_key_of_an_experiment_is_tried():
+    tables_only = {"test", "path", "name", "inputs", "label", "columns", "num_classes", "normalize"}  # see test_config
+    tables_only |= {"split_seed", "limit_seed"}
+    assert {key for key, _, _ in VALUES} == {*KEYS, *short_names()} - tables_only
+
+
+@pytest.mark.parametrize(("key", "value", "more"), VALUES, ids=lambda value: str(value)[:30])
+def test_the_command_of_a_run_says_every_setting(key, value, more):
+    execute(experiment(**{**SMALL, **more, key: value}).config(), out="first")
+    (line,) = again.commands(study("first"))
+    repeat(line, "second")
+    assert configurations("second") == configurations("first")
+
+
+@pytest.mark.parametrize(("key", "value", "more"), VALUES, ids=lambda value: str(value)[:30])
+def test_the_command_of_a_comparison_says_every_setting(key, value, more):
+    seeds = {"seeds": 1} if key != "seeds" else {}
+    compare(experiment(**{**SMALL, **seeds, **more, key: value}), out="first")
+    (line,) = again.commands(study("first"))
+    repeat(line, "second")
+    assert configurations("second") == configurations("first")
+
+
+def test_what_only_a_script_can_make_has_no_command():
+    config = {**execute(experiment(**SMALL).config()).config, "script": ["models"]}
+    run = make_run("local", 0, [[0.5] * 3])
+    assert again.commands(Study({"local": [Run("local", 0, run.summary, run.history, config)]})) == []
