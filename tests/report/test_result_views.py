@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from rich.table import Table
 
 import polyfed as pf
 from polyfed.core.errors import InputError
+from polyfed.tables import amount
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +30,18 @@ def test_label_counts_and_parameters_are_kept(result):
     assert len(summary["class_names"]) == 10
 
 
-def test_table_is_printable(result):
-    assert isinstance(result.table(), Table)
+def test_the_table_prints_every_client(result, capsys):
+    print(result.table())
+    lines = capsys.readouterr().out.splitlines()
+    accuracy, sent = result.accuracy(), result.summary()["cost"]["per_client"]
+    assert lines[0].strip() == "fedavg, 2 rounds, seed 0"
+    rows = [line.split() for line in lines if "mlp:" in line]
+    for client, model in enumerate(("mlp:1x8", "mlp:1x16", "mlp:1x8")):
+        percent = f"{100 * accuracy['per_client'][client]:.1f}"
+        bytes_of = [word for way in ("up", "down") for word in amount(sent[way][str(client)]).split()]
+        assert rows[client] == [str(client), model, str(result.samples[client]), percent, *bytes_of]
+    assert len(rows) == 3
+    assert f"worst client {100 * min(accuracy['per_client']):.1f} %" in lines[-1]
 
 
 def test_plot_returns_a_figure(result):
