@@ -11,6 +11,7 @@ import polyfed as pf
 from polyfed.core.errors import InputError
 from polyfed.core.message import Message
 from polyfed.core.method import Step
+from polyfed.core.party import Context
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.fedprox import FedProx
 
@@ -134,6 +135,23 @@ def test_on_a_quadratic_loss_fedprox_finds_the_known_optimum():
     assert torch.allclose(result.server_model.weight, torch.tensor((a + mu * 1.0) / (1 + mu)), atol=1e-5)
 
 
+def test_pretraining_is_so_many_epochs_before_the_rounds():
+    clients = parts(30)
+    fed = trained(FedAvg(pretrain_epochs=2), clients, rounds=1)
+    assert [line["phase"] for line in fed.history] == ["before", "round"]
+    alone = trained("local", clients, training={"epochs": 3})  # full batches: three steps, whatever their names
+    assert torch.allclose(flat(fed.server_model), flat(alone.models[0]), atol=1e-6)
+
+
+def test_stragglers_are_so_many_and_do_one_to_all_epochs():
+    ctx = Context(0, 1, 1, pf.Training(epochs=4), 3, (4,), 1)
+    work = [FedProx(straggler_share=0.25).epochs(client, ctx) for client in range(400)]
+    assert set(work) == {None, 1, 2, 3, 4}
+    assert 0.15 < sum(epochs is not None for epochs in work) / 400 < 0.35
+    assert FedProx().epochs(0, ctx) is None
+    assert None not in [FedProx(straggler_share=1.0).epochs(client, ctx) for client in range(50)]
+
+
 def test_stragglers_do_less_work_and_still_count():
     clients = parts(40, 40, 40, 40)
     fast = trained(FedProx(mu=0.1), clients, training={"epochs": 5})
@@ -147,7 +165,9 @@ def test_stragglers_do_less_work_and_still_count():
     [
         (FedAvg(weighting="size"), "weighting is"),
         (FedAvg(buffers="no"), "buffers is"),
+        (FedAvg(pretrain_epochs=-1), "pretrain_epochs must not"),
         (FedProx(mu=-1.0), "mu must not"),
+        (FedProx(straggler_share=1.5), "straggler_share is"),
     ],
 )
 def test_senseless_options_are_refused(method, says):
