@@ -11,7 +11,9 @@ import polyfed as pf
 from polyfed.core.errors import InputError
 from polyfed.core.message import Message
 from polyfed.core.method import Step
+from polyfed.core.nets import Net
 from polyfed.core.party import Context
+from polyfed.core.stage import Batch
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.fedprox import FedProx
 
@@ -93,6 +95,11 @@ def test_architectures_do_not_mix():
     assert first.history[0]["accuracy"]["per_client"][0] == alone.history[0]["accuracy"]["per_client"][0]
 
 
+def test_the_global_model_is_of_the_largest_architecture():
+    mixed = trained(FedAvg(view="owned"), parts(10, 20), ["mlp:1x8", "mlp:2x8"])
+    assert sum(p.numel() for p in mixed.server_model.parameters()) == (4 * 8 + 8) + (8 * 8 + 8) + (8 * 3 + 3)
+
+
 def parts_of(clients, keep):
     chosen = [(clients.train[i].inputs().numpy(), clients.train[i].labels().numpy()) for i in keep]
     test = (clients.test.inputs().numpy(), clients.test.labels().numpy())
@@ -107,6 +114,14 @@ def test_fedprox_pulls_towards_the_received_model():
         end = trained(FedProx(mu=mu), clients, training={"epochs": 30, "lr": 0.05})
         distances.append(float((flat(end.server_model) - flat(start.server_model)).norm()))
     assert distances[0] > distances[1] > distances[2]
+
+
+def test_the_penalty_is_half_mu_times_the_squared_distance():
+    layer = nn.Linear(2, 3)
+    batch = Batch(torch.ones(4, 2), torch.tensor([0, 1, 2, 0]))
+    aux = {"anchor": {"weight": layer.weight.detach() - 2.0, "bias": layer.bias.detach() + 1.0}}
+    plain, pulled = (FedProx(mu=mu).loss({"main": Net(layer)}, batch, aux) for mu in (0.0, 0.5))
+    assert torch.allclose(pulled - plain, torch.tensor(0.5 / 2 * (6 * 4.0 + 3 * 1.0)))
 
 
 def test_the_first_local_step_is_the_same_for_every_mu():

@@ -184,9 +184,25 @@ def test_the_digest_moves_every_client_towards_the_mean(loss):
     assert all(after < 0.95 * old for after, old in zip(distances(), before, strict=True))
 
 
-def test_digest_has_its_own_batch_size_and_learning_rate():
-    stage = FedMD(**{**BARE, "digest_lr": 0.2, "digest_batch": 5}).distillation(None, None, federation(FedMD()).ctx)
-    assert (stage.training.lr, stage.training.batch_size) == (0.2, 5)
+def test_digest_losses_by_hand():
+    student, teacher = torch.tensor([[0.0, 3.0], [1.0, 1.0]]), torch.tensor([[1.0, 1.0], [1.0, 3.0]])
+    batch = Batch(student, torch.zeros(2), {"target": teacher})
+    p, q = teacher.softmax(1), student.softmax(1)
+    expected = {
+        "l1": (1 + 2 + 0 + 2) / 4,
+        "l2": (1 + 4 + 0 + 4) / 4,
+        "ce": float(-(p * q.log()).sum()) / 2,
+        "kl": float((p * (p / q).log()).sum()) / 2,
+    }
+    for loss, value in expected.items():
+        found = FedMD(digest_loss=loss).distance({"main": lambda x: x}, batch, {})
+        assert float(found) == pytest.approx(value, rel=1e-5), loss
+
+
+def test_digest_has_its_own_batch_size_learning_rate_and_length():
+    own = {"digest_lr": 0.2, "digest_batch": 5, "digest_epochs": 3}
+    stage = FedMD(**{**BARE, **own}).distillation(None, None, federation(FedMD()).ctx)
+    assert (stage.training.lr, stage.training.batch_size, stage.epochs) == (0.2, 5, 3)
     plain = FedMD(**BARE).distillation(None, None, federation(FedMD()).ctx)
     assert (plain.training.lr, plain.training.batch_size) == (0.05, 8)
 
