@@ -149,6 +149,15 @@ def test_a_round_in_which_nobody_answers_goes_on_without_digest():
     assert run.history[-1]["missing"] == {"0": "no answer", "1": "no answer", "2": "no answer"}
 
 
+def test_the_mean_of_an_earlier_round_is_not_digested():
+    run = federation(FedMD(**BARE))
+    exchange(run, LOGITS, round=1)
+    info = run.backend.infos[0]
+    assert "logits" in run.method.send(run.server, info, DIGEST, run.ctx).data
+    run.ctx.round = 2  # in which nobody answered: its subset is another one
+    assert run.method.send(run.server, info, DIGEST, run.ctx) == Message()
+
+
 # --- the digest ---
 
 
@@ -280,6 +289,13 @@ def test_pretraining_learns_the_public_labels_and_then_the_private_ones():
     client = party(run, 2)
     right = logits_of(client.main, client.train).argmax(1) == client.train.labels() + PUBLIC
     assert right.float().mean() > 0.95
+
+
+def test_pretraining_has_its_own_lengths():
+    run = federation(FedMD(subset=12, public_epochs=7, private_epochs=4))
+    public, private = run.method.pretrain(party(run, 0), run.ctx)
+    assert (public.epochs, private.epochs) == (7, 4)
+    assert public.data is run.server.public and private.data is None  # None: the client's own
 
 
 def test_rows_held_out_of_the_clients_data_share_its_classes():
