@@ -186,6 +186,7 @@ def test_only_declared_models_travel_and_no_inputs(case, monkeypatch):
         replies = exchange(self, step, messages, ctx)
         for client, reply in replies.messages.items():
             assert set(reply.params) <= kind.shares
+            assert messages[client].params.keys() & self.records[client].states.keys() <= kind.shares
             own = self.data[client].train
             private = torch.cat([own.inputs(), own.x[own.rows()]]).flatten(1)  # as networks see them, and as they are
             for name, tensor in reply.tensors():
