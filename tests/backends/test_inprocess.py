@@ -49,6 +49,23 @@ def test_only_clients_that_were_active_have_a_record():
     assert sorted(run.backend.records) == line["participants"] and len(line["participants"]) == 2
 
 
+def test_a_restored_client_has_its_tensors_and_its_memory():
+    run = federation(rounds=1)
+    run.run()
+    trees = run.backend.changed()
+    for tree in trees.values():
+        tree["memory"]["number"] = 7
+    again = federation(rounds=1)
+    again.backend.restore(trees)
+    assert len(trees) == 2 and again.backend.records.keys() == trees.keys()
+    for client, tree in trees.items():
+        party = again.backend.open(client, again.ctx)
+        assert party.memory == {"number": 7}
+        for name, tensor in party.main.state_dict().items():
+            assert torch.equal(tensor, tree["models"]["main"][name])
+        assert not torch.equal(party.main.head.weight, again.backend.blueprints["mlp:1x8"].initial["head.weight"])
+
+
 def test_a_model_is_measured_once_and_again_only_when_it_changed(measured):
     run = federation("local", rounds=3)
     run.run()

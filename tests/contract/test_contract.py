@@ -10,7 +10,7 @@ from table import CASES, Case, run_case
 from polyfed import methods
 from polyfed.api import resume
 from polyfed.backends.inprocess import InProcess
-from polyfed.core.checkpoint import pack_tree
+from polyfed.core.checkpoint import pack_tree, unpack_tree
 from polyfed.core.federation import Federation
 from polyfed.core.message import Message
 
@@ -219,7 +219,7 @@ def test_resume_after_any_round_gives_the_same_run(case, tmp_path):
         with pytest.raises(Stopped):
             run_case(case, rounds=3, out=out, digits=True, observers=[stop_here])
         later = []
-        resume(out, observers=[later.append])
+        again = resume(out, observers=[later.append])
         assert [(line["round"], line["phase"]) for line in later] == moments[place + 1 :]
         for file in ("history.jsonl", "result.json"):
             assert timeless(out / file) == timeless(tmp_path / "whole" / file), (moment, file)
@@ -227,6 +227,8 @@ def test_resume_after_any_round_gives_the_same_run(case, tmp_path):
         assert networks and networks == sorted(file.name for file in (out / "models").iterdir())
         for name in networks:
             assert (out / "models" / name).read_bytes() == (tmp_path / "whole" / "models" / name).read_bytes(), name
+        for kept in ("state", "memory"):
+            assert stored(getattr(again.server, kept)) == stored(getattr(whole.server, kept)), (moment, kept)
 
 
 @cases
@@ -247,6 +249,11 @@ def test_switched_off_it_is_its_base_method_and_switched_on_it_is_not(case):
     assert_same({party: off[party] for party in clients}, {party: base[party] for party in clients})
     on = states(run_case(case))
     assert not any(are_same({client: on[client]}, {client: base[client]}) for client in range(4))
+
+
+def stored(tree):
+    """A tree as a checkpoint keeps it: with sorted keys."""
+    return pack_tree(unpack_tree(pack_tree(tree), "tree"))
 
 
 def timeless(path):

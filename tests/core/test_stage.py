@@ -69,6 +69,26 @@ def test_one_step_is_the_gradient_step_of_the_whole_batch():
     assert torch.allclose(model.bias, bias - 0.1 * bias.grad, atol=1e-7)
 
 
+def test_a_stage_returns_the_mean_loss_of_its_batches():
+    party = client(nn.Linear(3, 2), 8)
+    expected = F.cross_entropy(party.main(party.train.inputs()), party.train.labels())
+    found = run_stage(Stage(cross_entropy), party, context(lr=1e-12, epochs=3), "main/0")
+    assert found == pytest.approx(float(expected.detach()))
+
+
+def test_steps_follow_the_decaying_rate():
+    """Where the rate vanishes after an epoch, or after a round, nothing moves any more."""
+    one, two = nn.Linear(3, 2), nn.Linear(3, 2)
+    two.load_state_dict(one.state_dict())
+    start = one.weight.detach().clone()
+    run_stage(Stage(cross_entropy), client(one), context(), "main/0")
+    run_stage(Stage(cross_entropy), client(two), context(epochs=5, decay=1e-12), "main/0")
+    assert torch.allclose(one.weight, two.weight, atol=1e-7) and not torch.allclose(one.weight, start, atol=1e-3)
+    later = one.weight.detach().clone()
+    run_stage(Stage(cross_entropy), client(one), replace(context(round_decay=1e-12), round=2), "main/0")
+    assert torch.equal(one.weight, later)
+
+
 def test_gradients_of_several_losses_are_combined_by_the_stage():
     def zero(nets, batch, aux):
         return (nets["main"].parameters()["bias"] * 0).sum() + 0 * cross_entropy(nets, batch, aux)
@@ -150,8 +170,9 @@ def test_dropout_draws_from_the_clients_stream_not_from_the_global_generator():
     results = []
     for seed in (5, 6):
         model = build()
+        party = client(model, 8)
         torch.manual_seed(seed)
-        run_stage(Stage(cross_entropy), client(model, 8), context(epochs=3), "main/0")
+        run_stage(Stage(cross_entropy), party, context(epochs=3), "main/0")
         results.append(model[0].weight.detach().clone())
     assert torch.equal(*results)
     model = build()
