@@ -291,6 +291,15 @@ def test_pretraining_learns_the_public_labels_and_then_the_private_ones():
     assert right.float().mean() > 0.95
 
 
+def test_everybody_pretrains_whoever_is_selected_later():
+    run = federation(FedMD(**QUICK), participation=0.34)
+    start = states(run)
+    run._phase("before", 0, run.plan.before, evaluate=False)
+    for before, after in zip(start, states(run), strict=True):
+        assert not same([before], [after])
+    assert len(run.history[0]["participants"]) == 1
+
+
 def test_pretraining_has_its_own_lengths():
     run = federation(FedMD(subset=12, public_epochs=7, private_epochs=4))
     public, private = run.method.pretrain(party(run, 0), run.ctx)
