@@ -9,8 +9,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
+import polyfed as pf
 from polyfed.cli import main
+from polyfed.models import build
 
 SMALL = ["--data", "digits", "--limit", "120", "--clients", "3", "--rounds", "2", "--models", "mlp:1x8"]
 
@@ -186,5 +190,10 @@ def test_fuse_writes_a_model_that_can_be_loaded_again(tmp_path):
     done = polyfed("fuse", *states, "--models", "mlp:1x8", "--out", tmp_path / "fused", "--method", "ams-top1")
     assert done.returncode == 0, done.stderr
     assert "ams-top1 of 3 networks" in done.stdout
-    assert load_fused(tmp_path / "fused") is not None
+    x = torch.randn(20, *pf.load("digits").input_shape)
+    networks = [build("mlp:1x8", tuple(x.shape[1:]), 10) for _ in states]
+    for network, path in zip(networks, states, strict=True):
+        network.load_state_dict(load_file(path))
+    with torch.no_grad():
+        assert torch.equal(load_fused(tmp_path / "fused")(x), pf.fuse(networks, "ams-top1")(x))
     refused("fuse", *states, "--models", "mlp:1x8", "--out", tmp_path / "b", "--method", "amstop1", says="did you mean")

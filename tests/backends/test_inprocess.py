@@ -1,5 +1,6 @@
 """Parked clients: what they cost while they rest, and how they are measured."""
 
+import math
 import sys
 from pathlib import Path
 
@@ -11,8 +12,11 @@ import polyfed as pf
 from polyfed.api import prepare
 from polyfed.backends import inprocess
 from polyfed.backends.store import Layout, Memory, Seat, Shelf
+from polyfed.core.checkpoint import pack_tree
 from polyfed.core.errors import InputError
+from polyfed.core.federation import few
 from polyfed.core.layout import beside_weights, channels_last, is_able
+from polyfed.core.message import Message
 from polyfed.core.party import fill
 from polyfed.core.settings import Evaluation, Participation, Settings
 from polyfed.core.stage import batch_sizes, epoch_plan
@@ -48,6 +52,23 @@ def test_only_clients_that_were_active_have_a_record():
     assert sorted(run.backend.records) == line["participants"] and len(line["participants"]) == 2
 
 
+def test_a_restored_client_has_its_tensors_and_its_memory():
+    run = federation(rounds=1)
+    run.run()
+    trees = run.backend.changed()
+    for tree in trees.values():
+        tree["memory"]["number"] = 7
+    again = federation(rounds=1)
+    again.backend.restore(trees)
+    assert len(trees) == 2 and again.backend.records.keys() == trees.keys()
+    for client, tree in trees.items():
+        party = again.backend.open(client, again.ctx)
+        assert party.memory == {"number": 7}
+        for name, tensor in party.main.state_dict().items():
+            assert torch.equal(tensor, tree["models"]["main"][name])
+        assert not torch.equal(party.main.head.weight, again.backend.blueprints["mlp:1x8"].initial["head.weight"])
+
+
 def test_a_model_is_measured_once_and_again_only_when_it_changed(measured):
     run = federation("local", rounds=3)
     run.run()
@@ -63,6 +84,33 @@ def test_equal_global_models_are_measured_once(measured):
     run.run()
     assert len(measured) == 2
     assert len(set(run.history[1]["accuracy"]["per_client"])) == 1
+
+
+def test_measuring_leaves_clients_as_they_are():
+    run = federation("local", clients=3, rounds=1, share=1.0)
+    run.run()
+    before = {client: pack_tree(record.tree()) for client, record in run.backend.records.items()}
+    zeros = {n: torch.zeros_like(t) for n, t in run.backend.blueprints["mlp:1x8"].initial.items()}
+    found = run.backend.evaluate({client: Message({"main": zeros}) for client in before}, run.ctx)
+    assert [measure.loss for measure in found.values()] == pytest.approx([math.log(3)] * 3)  # of what was received
+    assert {client: pack_tree(record.tree()) for client, record in run.backend.records.items()} == before
+
+
+def test_a_line_has_mean_spread_and_worst_of_its_clients():
+    (line,) = federation("local", clients=3, rounds=1, share=1.0, training=pf.Training(lr=0.01)).run()
+    found = line["accuracy"]
+    values = found["per_client"]
+    assert len(set(values)) > 1
+    assert found["mean"] == pytest.approx(sum(values) / 3) and found["worst"] == min(values)
+    assert found["std"] == pytest.approx((sum((value - found["mean"]) ** 2 for value in values) / 3) ** 0.5)
+
+
+def test_the_samples_that_stand_for_all_are_drawn_from_the_seed():
+    test = synthetic(2).test
+    first, again, other = (few(test, Settings(1, seed, evaluate_samples=9)).index.tolist() for seed in (0, 0, 1))
+    assert first == again != other
+    assert len(set(first)) == 9 and first == sorted(first) != list(range(9))
+    assert few(test, Settings(1)) is test and few(test, Settings(1, evaluate_samples=len(test))) is test
 
 
 def test_some_clients_stand_for_all_until_the_end():

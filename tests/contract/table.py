@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 import polyfed as pf
-from polyfed.core.federation import Federation
 from polyfed.data import Clients
 from polyfed.methods import make
 from polyfed.result import Result
@@ -141,7 +140,6 @@ def run_case(
     digits: bool = False,
     sizes: tuple[int, ...] | None = None,
     single_class: int | None = None,
-    watch: Any = None,
     observers: Any = (),
     **more: Any,
 ) -> Result:
@@ -153,31 +151,20 @@ def run_case(
         clients = unequal(sizes, single_class, case.public)
     else:
         clients = synthetic(public=case.public)
-    before = Federation._phase
-    if watch is not None:
-
-        def watched(self: Federation, phase: str, number: int, steps: Any, evaluate: bool) -> None:
-            watch(self, phase, number)
-            before(self, phase, number, steps, evaluate)
-
-        Federation._phase = watched  # type: ignore[method-assign]
-    try:
-        return pf.run(
-            make(case.method, case.options),
-            clients,
-            case.models,
-            rounds=rounds,
-            training=pf.Training(epochs=2, batch_size=8, lr=lr),
-            seed=seed,
-            out=out,
-            participation=participation,
-            feature_dim=case.feature_dim,
-            checkpoint_seconds=0.0,
-            observers=observers,
-            **more,
-        )
-    finally:
-        Federation._phase = before  # type: ignore[method-assign]
+    return pf.run(
+        make(case.method, case.options),
+        clients,
+        case.models,
+        rounds=rounds,
+        training=pf.Training(epochs=2, batch_size=8, lr=lr),
+        seed=seed,
+        out=out,
+        participation=participation,
+        feature_dim=case.feature_dim,
+        checkpoint_seconds=0.0,
+        observers=observers,
+        **more,
+    )
 
 
 def unequal(sizes: tuple[int, ...], single_class: int | None, public: bool) -> Clients:

@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
+from polyfed.core import runner
 from polyfed.core.errors import TrainingError
 from polyfed.core.nets import EVAL, STILL, TRAIN, FunctionalNet, Net, mode
 from polyfed.core.party import ClientInfo, Context, Party, PartyData
-from polyfed.core.rng import generator, seed_of
+from polyfed.core.rng import generator, numpy_generator, seed_of, seeded
 from polyfed.core.runner import run_stage
 from polyfed.core.samples import Samples, Scaling
 from polyfed.core.settings import Training
@@ -68,6 +69,26 @@ def test_one_step_is_the_gradient_step_of_the_whole_batch():
     run_stage(Stage(cross_entropy), party, context(), "main/0")
     assert torch.allclose(model.weight, weight - 0.1 * weight.grad, atol=1e-7)
     assert torch.allclose(model.bias, bias - 0.1 * bias.grad, atol=1e-7)
+
+
+def test_a_stage_returns_the_mean_loss_of_its_batches():
+    party = client(nn.Linear(3, 2), 8)
+    expected = F.cross_entropy(party.main(party.train.inputs()), party.train.labels())
+    found = run_stage(Stage(cross_entropy), party, context(lr=1e-12, epochs=3), "main/0")
+    assert found == pytest.approx(float(expected.detach()))
+
+
+def test_steps_follow_the_decaying_rate():
+    """Where the rate vanishes after an epoch, or after a round, nothing moves any more."""
+    one, two = nn.Linear(3, 2), nn.Linear(3, 2)
+    two.load_state_dict(one.state_dict())
+    start = one.weight.detach().clone()
+    run_stage(Stage(cross_entropy), client(one), context(), "main/0")
+    run_stage(Stage(cross_entropy), client(two), context(epochs=5, decay=1e-12), "main/0")
+    assert torch.allclose(one.weight, two.weight, atol=1e-7) and not torch.allclose(one.weight, start, atol=1e-3)
+    later = one.weight.detach().clone()
+    run_stage(Stage(cross_entropy), client(one), replace(context(round_decay=1e-12), round=2), "main/0")
+    assert torch.equal(one.weight, later)
 
 
 def test_gradients_of_several_losses_are_combined_by_the_stage():
@@ -128,9 +149,11 @@ def test_clipping_limits_the_step():
 
 def test_columns_and_draws_reach_the_loss_and_do_not_disturb_the_order():
     orders = []
+    x = client(nn.Linear(3, 2), 9).train.inputs()
 
     def look(nets, batch, aux):
         orders.append(batch["position"].tolist())
+        assert torch.equal(batch.x, x[batch["position"]])
         if "noise" in batch:
             assert batch["noise"].shape == (len(batch.y), 5)
         return cross_entropy(nets, batch, aux)
@@ -140,7 +163,69 @@ def test_columns_and_draws_reach_the_loss_and_do_not_disturb_the_order():
     run_stage(
         Stage(look, columns=columns, draws={"noise": Draw((None, 5))}), client(nn.Linear(3, 2), 9), context(), "main/0"
     )
+    once = [position for batch in orders[: len(orders) // 2] for position in batch]
     assert orders[: len(orders) // 2] == orders[len(orders) // 2 :]
+    assert sorted(once) == list(range(9)) != once
+
+
+def test_orders_draws_and_masks_are_those_of_the_client_and_the_round():
+    def seen(id, round):
+        found = []
+
+        def look(nets, batch, aux):
+            dropped = nets["main"](torch.ones(len(batch.y), 3))
+            found.append((batch["position"].tolist(), batch["noise"].tolist(), (dropped == 0).tolist()))
+            return dropped.sum() * nets["scale"].parameters()["weight"].sum()
+
+        party = client(nn.Dropout(0.5), 16, {"scale": nn.Linear(1, 1)})
+        party.id = id
+        stage = Stage(look, trainable={"scale": None}, columns={"position": torch.arange(16)})
+        run_stage(replace(stage, draws={"noise": Draw((None,))}), party, replace(context(), round=round), "main/0")
+        return [list(kind) for kind in zip(*found, strict=True)]
+
+    first, later, other = seen(0, 1), seen(0, 2), seen(1, 1)
+    assert seen(0, 1) == first
+    for kind in range(3):
+        assert first[kind] != later[kind] and first[kind] != other[kind] and later[kind] != other[kind]
+
+
+def test_draws_are_normal_or_uniform():
+    rng = torch.Generator().manual_seed(0)
+    normal, uniform = Draw((None, 3)).sample(500, rng), Draw((None, 3), "uniform").sample(500, rng)
+    assert normal.shape == uniform.shape == (500, 3)
+    assert float(normal.min()) < -2 and abs(float(normal.mean())) < 0.1
+    assert float(uniform.min()) >= 0 and float(uniform.max()) < 1 and abs(float(uniform.mean()) - 0.5) < 0.05
+
+
+def test_inputs_may_be_collected_in_small_pieces(monkeypatch):
+    weights = []
+    for values in (runner.PIECE, 20, 1):  # 6 samples at once, 1 sample
+        monkeypatch.setattr(runner, "PIECE", values)
+        torch.manual_seed(2)
+        model = nn.Linear(3, 2)
+        run_stage(Stage(cross_entropy), client(model, 11), context(epochs=2, batch_size=3), "main/0")
+        weights.append(model.weight.detach())
+    assert torch.equal(weights[0], weights[1]) and torch.equal(weights[0], weights[2])
+
+
+def test_the_global_generator_is_seeded_inside_and_left_alone_outside():
+    torch.manual_seed(4)
+    expected = torch.rand(3)
+    drawn = []
+    for outside, seed, purpose in ((4, 0, "a"), (5, 0, "a"), (4, 1, "a"), (4, 0, "b")):
+        torch.manual_seed(outside)
+        with seeded(seed, purpose):
+            drawn.append(torch.rand(3))
+        if outside == 4:
+            assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2]) and not torch.equal(drawn[0], drawn[3])
+
+
+def test_numpy_streams_follow_the_same_tree():
+    keys = [(0, "a", 0, 0), (1, "a", 0, 0), (0, "b", 0, 0), (0, "a", 1, 0), (0, "a", 0, 1)]
+    assert len({float(numpy_generator(*key).random()) for key in keys}) == 5
+    assert numpy_generator(*keys[0]).random() == numpy_generator(*keys[0]).random()
 
 
 def test_dropout_draws_from_the_clients_stream_not_from_the_global_generator():
@@ -151,8 +236,9 @@ def test_dropout_draws_from_the_clients_stream_not_from_the_global_generator():
     results = []
     for seed in (5, 6):
         model = build()
+        party = client(model, 8)
         torch.manual_seed(seed)
-        run_stage(Stage(cross_entropy), client(model, 8), context(epochs=3), "main/0")
+        run_stage(Stage(cross_entropy), party, context(epochs=3), "main/0")
         results.append(model[0].weight.detach().clone())
     assert torch.equal(*results)
     model = build()

@@ -198,7 +198,11 @@ def test_a_client_with_one_sample_takes_part(method):
     parts = [(rng.normal(size=(n, 6)).astype(np.float32), np.arange(n) % 3) for n in (1, 7, 2)]
     clients = pf.Clients.from_parts(parts, test=parts[1], num_classes=3)
     result = pf.run(method, clients, ["mlp:1x5"], training=SHORT)
-    assert 0 <= result.accuracy()["global"] <= 1
+    still = pf.run(method, clients, ["mlp:1x5"], training=pf.Training(lr=1e-12))
+    start, end = (run.models[0].state_dict()["head.bias"] for run in (still, result))
+    assert not torch.allclose(start, end, atol=1e-4)  # it learns from its sample
+    sent = result.cost.bytes["up"]
+    assert sent[0] == sent[1] == sent[2] > 0
     assert len(result.accuracy()["per_client"]) == 3
 
 

@@ -11,6 +11,9 @@ import polyfed as pf
 from polyfed.core.errors import InputError
 from polyfed.core.message import Message
 from polyfed.core.method import Step
+from polyfed.core.nets import Net
+from polyfed.core.party import Context
+from polyfed.core.stage import Batch
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.fedprox import FedProx
 
@@ -92,6 +95,11 @@ def test_architectures_do_not_mix():
     assert first.history[0]["accuracy"]["per_client"][0] == alone.history[0]["accuracy"]["per_client"][0]
 
 
+def test_the_global_model_is_of_the_largest_architecture():
+    mixed = trained(FedAvg(view="owned"), parts(10, 20), ["mlp:1x8", "mlp:2x8"])
+    assert sum(p.numel() for p in mixed.server_model.parameters()) == (4 * 8 + 8) + (8 * 8 + 8) + (8 * 3 + 3)
+
+
 def parts_of(clients, keep):
     chosen = [(clients.train[i].inputs().numpy(), clients.train[i].labels().numpy()) for i in keep]
     test = (clients.test.inputs().numpy(), clients.test.labels().numpy())
@@ -106,6 +114,14 @@ def test_fedprox_pulls_towards_the_received_model():
         end = trained(FedProx(mu=mu), clients, training={"epochs": 30, "lr": 0.05})
         distances.append(float((flat(end.server_model) - flat(start.server_model)).norm()))
     assert distances[0] > distances[1] > distances[2]
+
+
+def test_the_penalty_is_half_mu_times_the_squared_distance():
+    layer = nn.Linear(2, 3)
+    batch = Batch(torch.ones(4, 2), torch.tensor([0, 1, 2, 0]))
+    aux = {"anchor": {"weight": layer.weight.detach() - 2.0, "bias": layer.bias.detach() + 1.0}}
+    plain, pulled = (FedProx(mu=mu).loss({"main": Net(layer)}, batch, aux) for mu in (0.0, 0.5))
+    assert torch.allclose(pulled - plain, torch.tensor(0.5 / 2 * (6 * 4.0 + 3 * 1.0)))
 
 
 def test_the_first_local_step_is_the_same_for_every_mu():
@@ -134,6 +150,23 @@ def test_on_a_quadratic_loss_fedprox_finds_the_known_optimum():
     assert torch.allclose(result.server_model.weight, torch.tensor((a + mu * 1.0) / (1 + mu)), atol=1e-5)
 
 
+def test_pretraining_is_so_many_epochs_before_the_rounds():
+    clients = parts(30)
+    fed = trained(FedAvg(pretrain_epochs=2), clients, rounds=1)
+    assert [line["phase"] for line in fed.history] == ["before", "round"]
+    alone = trained("local", clients, training={"epochs": 3})  # full batches: three steps, whatever their names
+    assert torch.allclose(flat(fed.server_model), flat(alone.models[0]), atol=1e-6)
+
+
+def test_stragglers_are_so_many_and_do_one_to_all_epochs():
+    ctx = Context(0, 1, 1, pf.Training(epochs=4), 3, (4,), 1)
+    work = [FedProx(straggler_share=0.25).epochs(client, ctx) for client in range(400)]
+    assert set(work) == {None, 1, 2, 3, 4}
+    assert 0.15 < sum(epochs is not None for epochs in work) / 400 < 0.35
+    assert FedProx().epochs(0, ctx) is None
+    assert None not in [FedProx(straggler_share=1.0).epochs(client, ctx) for client in range(50)]
+
+
 def test_stragglers_do_less_work_and_still_count():
     clients = parts(40, 40, 40, 40)
     fast = trained(FedProx(mu=0.1), clients, training={"epochs": 5})
@@ -148,7 +181,9 @@ def test_stragglers_do_less_work_and_still_count():
         (FedAvg, {"weighting": "size"}, "weighting is 'samples' or 'uniform', not 'size'"),
         (FedAvg, {"buffers": "no"}, "buffers is"),
         (FedAvg, {"view": "prefx"}, "Unknown view 'prefx'"),
+        (FedAvg, {"pretrain_epochs": -1}, "pretrain_epochs must not be negative"),
         (FedProx, {"mu": -1.0}, "mu must not be negative, got -1.0"),
+        (FedProx, {"straggler_share": 1.5}, "straggler_share must be at most 1"),
     ],
 )
 def test_senseless_options_are_refused(kind, options, says):

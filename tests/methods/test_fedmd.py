@@ -149,6 +149,15 @@ def test_a_round_in_which_nobody_answers_goes_on_without_digest():
     assert run.history[-1]["missing"] == {"0": "no answer", "1": "no answer", "2": "no answer"}
 
 
+def test_the_mean_of_an_earlier_round_is_not_digested():
+    run = federation(FedMD(**BARE))
+    exchange(run, LOGITS, round=1)
+    info = run.backend.infos[0]
+    assert "logits" in run.method.send(run.server, info, DIGEST, run.ctx).data
+    run.ctx.round = 2  # in which nobody answered: its subset is another one
+    assert run.method.send(run.server, info, DIGEST, run.ctx) == Message()
+
+
 # --- the digest ---
 
 
@@ -184,9 +193,25 @@ def test_the_digest_moves_every_client_towards_the_mean(loss):
     assert all(after < 0.95 * old for after, old in zip(distances(), before, strict=True))
 
 
-def test_digest_has_its_own_batch_size_and_learning_rate():
-    stage = FedMD(**{**BARE, "digest_lr": 0.2, "digest_batch": 5}).distillation(None, None, federation(FedMD()).ctx)
-    assert (stage.training.lr, stage.training.batch_size) == (0.2, 5)
+def test_digest_losses_by_hand():
+    student, teacher = torch.tensor([[0.0, 3.0], [1.0, 1.0]]), torch.tensor([[1.0, 1.0], [1.0, 3.0]])
+    batch = Batch(student, torch.zeros(2), {"target": teacher})
+    p, q = teacher.softmax(1), student.softmax(1)
+    expected = {
+        "l1": (1 + 2 + 0 + 2) / 4,
+        "l2": (1 + 4 + 0 + 4) / 4,
+        "ce": float(-(p * q.log()).sum()) / 2,
+        "kl": float((p * (p / q).log()).sum()) / 2,
+    }
+    for loss, value in expected.items():
+        found = FedMD(digest_loss=loss).distance({"main": lambda x: x}, batch, {})
+        assert float(found) == pytest.approx(value, rel=1e-5), loss
+
+
+def test_digest_has_its_own_batch_size_learning_rate_and_length():
+    own = {"digest_lr": 0.2, "digest_batch": 5, "digest_epochs": 3}
+    stage = FedMD(**{**BARE, **own}).distillation(None, None, federation(FedMD()).ctx)
+    assert (stage.training.lr, stage.training.batch_size, stage.epochs) == (0.2, 5, 3)
     plain = FedMD(**BARE).distillation(None, None, federation(FedMD()).ctx)
     assert (plain.training.lr, plain.training.batch_size) == (0.05, 8)
 
@@ -264,6 +289,22 @@ def test_pretraining_learns_the_public_labels_and_then_the_private_ones():
     client = party(run, 2)
     right = logits_of(client.main, client.train).argmax(1) == client.train.labels() + PUBLIC
     assert right.float().mean() > 0.95
+
+
+def test_everybody_pretrains_whoever_is_selected_later():
+    run = federation(FedMD(**QUICK), participation=0.34)
+    start = states(run)
+    run._phase("before", 0, run.plan.before, evaluate=False)
+    for before, after in zip(start, states(run), strict=True):
+        assert not same([before], [after])
+    assert len(run.history[0]["participants"]) == 1
+
+
+def test_pretraining_has_its_own_lengths():
+    run = federation(FedMD(subset=12, public_epochs=7, private_epochs=4))
+    public, private = run.method.pretrain(party(run, 0), run.ctx)
+    assert (public.epochs, private.epochs) == (7, 4)
+    assert public.data is run.server.public and private.data is None  # None: the client's own
 
 
 def test_rows_held_out_of_the_clients_data_share_its_classes():

@@ -3,10 +3,15 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import polyfed as pf
 from polyfed.core.errors import InputError
+from polyfed.core.message import Message
+from polyfed.core.method import Step
 from polyfed.core.nets import Net
+from polyfed.core.party import Context, Party, PartyData
+from polyfed.core.rng import SERVER
 from polyfed.core.stage import Batch
 from polyfed.methods.fedproto import FedProto
 from polyfed.models import build
@@ -91,9 +96,70 @@ def test_the_term_is_the_mean_square_over_batch_and_coordinates():
     assert torch.allclose(with_term - base, 2.0 * squares.mean(), atol=1e-6)
 
 
+def context(classes=4, dim=2):
+    return Context(0, 1, 1, pf.Training(), classes, (dim,), 2)
+
+
+@pytest.mark.parametrize(("weighting", "expected"), [("samples", 7.0), ("uniform", 6.0)])
+def test_the_server_averages_as_it_is_told_and_keeps_what_nobody_held(weighting, expected):
+    method, server = FedProto(weighting=weighting), Party(SERVER, None, PartyData())
+    replies = {0: Message(data=packed([[4.0]], [1], [1])), 1: Message(data=packed([[8.0], [5.0]], [1, 2], [3, 2]))}
+    method.fuse(server, replies, Step(), context())
+    assert server.memory["prototypes"]["prototypes"].tolist() == [[expected], [5.0]]
+    method.fuse(server, {0: Message(data=packed([[9.0]], [1], [1]))}, Step(), context())
+    sent = method.send(server, None, Step(), context())
+    assert sent.data["classes"].tolist() == [1, 2]
+    assert sent.data["prototypes"].tolist() == [[9.0], [5.0]]
+
+
+def test_a_client_trains_towards_the_prototypes_that_it_received():
+    client = Party(0, None, PartyData())
+    client.models["main"] = build("mlp:1x2", (2,), 4)
+    client.inbox = Message(data=packed([[1.0, 2.0], [3.0, 4.0]], [3, 1], [1, 1]))
+    stage = next(FedProto().local(client, Step(), context()))
+    assert stage.aux["prototypes"].tolist() == [[0.0, 0.0], [3.0, 4.0], [0.0, 0.0], [1.0, 2.0]]
+    assert stage.aux["known"].tolist() == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("options", [{"lam": -1.0}, {"weighting": "size"}, {"predict_with": "tail"}])
+def test_values_that_make_no_sense_are_refused(options):
+    with pytest.raises(InputError, match=next(iter(options))):
+        FedProto(**options).check()
+
+
+class Plane(nn.Module):
+    """Features are the inputs themselves; the head always says class 3."""
+
+    def features(self, x):
+        return x
+
+    def forward(self, x):
+        return torch.tensor([0.0, 0.0, 0.0, 1.0]).expand(len(x), 4)
+
+
 def test_prediction_by_nearest_prototype_excludes_unknown_classes():
-    result = pf.run(FedProto(predict_with="prototype"), clients(classes=4), ["mlp:1x8"], rounds=2)
-    assert 0 <= result.accuracy()["mean"] <= 1
+    x = torch.tensor([[0.1, 0.0], [5.0, 1.0], [9.0, 9.0], [0.0, 0.0]])
+    someone = Party(0, None, PartyData())
+    someone.models["main"] = Plane()
+    someone.inbox = Message(data=packed([[0.0, 0.0], [6.0, 0.0], [9.0, 8.0]], [1, 2, 3], [1, 1, 1]))
+    ctx = context()
+    method = FedProto(predict_with="prototype")
+    scores = method.predict(someone, x, ctx)
+    assert scores.argmax(1).tolist() == [1, 2, 3, 1]  # never 0, which has no prototype, although zeros would be near
+    assert scores[0, 1:].tolist() == pytest.approx([-0.1, -5.9, -((8.9**2 + 8.0**2) ** 0.5)])
+    assert FedProto().predict(someone, x, ctx).argmax(1).tolist() == [3] * 4  # the head
+    someone.inbox = Message()
+    assert method.predict(someone, x, ctx).argmax(1).tolist() == [3] * 4  # there are no prototypes yet
+
+
+def test_clients_are_measured_by_the_prototypes_that_they_would_receive():
+    data = clients(classes=4)
+    result = pf.run(FedProto(predict_with="prototype"), data, ["mlp:1x8"], rounds=2)
+    full, _ = spread(result.server.memory["prototypes"], 4, 8)
+    for client, value in enumerate(result.accuracy()["per_client"]):
+        with torch.no_grad():
+            nearest = torch.cdist(result.models[client].eval().features(data.test.inputs()), full).argmin(1)
+        assert value == pytest.approx(float((nearest == data.test.labels()).double().mean()))
 
 
 def test_feature_sizes_that_differ_are_refused_with_both_clients():

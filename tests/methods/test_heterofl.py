@@ -161,6 +161,15 @@ def test_masked_loss_by_hand():
     assert torch.equal(everything, F.cross_entropy(logits, batch.y))
 
 
+def test_a_client_trains_with_its_own_mask_and_a_clipped_gradient():
+    run = started(HeteroFL(clip=0.7), clients=problem((18, 24), lacking=1))
+    stages = [run.method.stage(party(run, client), run.ctx) for client in (0, 1)]
+    assert [stage.aux["present"].tolist() for stage in stages] == [[1, 1, 1], [1, 1, 0]]
+    assert [stage.training.clip for stage in stages] == [0.7, 0.7]
+    own = HeteroFL(clip=None, mask=False).stage(party(run, 1), run.ctx)
+    assert own.training == run.ctx.training and not own.aux
+
+
 def test_rows_of_classes_that_a_client_lacks_stay_out_of_the_mean():
     run = started(HeteroFL(clip=None, static_bn=False), clients=problem((18, 24), lacking=1))
     assert run.backend.infos[1].label_counts[2] == 0

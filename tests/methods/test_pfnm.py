@@ -8,7 +8,9 @@ from torch import nn
 import polyfed as pf
 from polyfed.api import prepare
 from polyfed.core.errors import InputError
-from polyfed.core.rng import generator
+from polyfed.core.message import Message
+from polyfed.core.method import Step
+from polyfed.core.rng import generator, seed_of
 from polyfed.core.settings import Settings
 from polyfed.methods.pfnm import PFNM
 from polyfed.ops.chain import layers_of, read_chain, write_chain
@@ -69,6 +71,38 @@ def test_the_server_holds_the_matched_network(class_weighting):
     assert record["widths"] == [expected.stem.linear.out_features, expected.head.in_features]
     assert record["selected_on"] == "none"
     assert "uploads" not in federation.server.memory  # only the fused network is kept
+
+
+def test_all_settings_reach_the_matching_which_draws_from_its_own_stream(monkeypatch):
+    options = {"sigma2": 0.5, "sigma0_2": 4.0, "gamma": 2.0, "mu0": 0.1, "mu0_bias": 0.2, "iterations": 1}
+    options |= {"pop_factor": 1.5, "cap": 7, "max_global": 90}
+    seen = []
+
+    def noted(networks, settings, rng, shares):
+        seen.append((settings, rng.initial_seed()))
+        return match_networks(networks, settings, rng, shares)
+
+    monkeypatch.setattr("polyfed.methods.pfnm.match_networks", noted)
+    trained(PFNM(**options))
+    assert seen == [(Matching(**options), seed_of(0, "matching", 1))]
+    grid = PFNM(**options, select_on="train").settings()
+    own = {name: value for name, value in options.items() if name not in ("sigma2", "sigma0_2", "gamma")}
+    assert grid == [Matching(*setting, **own) for setting in GRID]
+
+
+def test_new_uploads_replace_the_fused_network():
+    clients = problem()
+    federation = trained(PFNM(class_weighting=False), clients)
+    x = clients.test.inputs()
+    before = federation.method.predict(federation.server, x, federation.ctx).detach()
+    model = client_models(federation)[1]
+    reply = Message({"main": dict(model.state_dict())}, {"counts": torch.tensor(clients.label_counts()[1])})
+    federation.method.fuse(federation.server, {1: reply}, Step(), federation.ctx)
+    after = federation.method.predict(federation.server, x, federation.ctx).detach()
+    alone = match_networks([layers_of(model)], Matching(), generator(0, "matching", 1))
+    with torch.no_grad():
+        assert torch.allclose(after, write_chain(model, alone.layers)(x), atol=1e-6)
+    assert not torch.allclose(after, before, atol=1e-2)
 
 
 def test_bytes_are_weights_and_class_counts():
@@ -212,9 +246,12 @@ def test_identical_clients_give_their_network_shrunk(class_weighting):
     ("options", "field"),
     [
         ({"sigma2": 0.0}, "sigma2"),
+        ({"sigma0_2": 0.0}, "sigma0_2"),
         ({"gamma": -1.0}, "gamma"),
         ({"iterations": -1}, "iterations"),
+        ({"pop_factor": -0.5}, "pop_factor"),
         ({"cap": 0}, "cap"),
+        ({"max_global": 0}, "max_global"),
         ({"select_on": "public"}, "select_on"),
     ],
 )

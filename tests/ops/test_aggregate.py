@@ -1,5 +1,6 @@
 import torch
 
+from polyfed.ops import aggregate
 from polyfed.ops.aggregate import Part, Slot, extract, scatter_mean, weighted_mean
 
 
@@ -53,6 +54,33 @@ def test_whole_and_sliced_parts_mix_in_either_order():
         state = {"w": torch.zeros(2)}
         scatter_mean(state, order)
         assert state["w"].tolist() == [3.0, 8.0]
+
+
+def test_slices_are_weighted_too():
+    small = Part({"w": torch.tensor([2.0])}, {"w": Slot("w", (slice(0, 1),))}, 3.0)
+    large = Part({"w": torch.tensor([6.0, 8.0])}, {"w": Slot("w")}, 1.0)
+    for order in ([small, large], [large, small]):
+        state = {"w": torch.zeros(2)}
+        scatter_mean(state, order)
+        assert state["w"].tolist() == [3.0, 8.0]
+
+
+def test_a_part_without_weight_does_not_count_wherever_it_stands():
+    nothing, some = ({"w": torch.tensor([value, value])} for value in (9.0, 2.0))
+    for sliced in (False, True):
+        slots = {"w": Slot("w", (slice(0, 2),) if sliced else None)}
+        for order in ([(nothing, 0.0), (some, 2.0)], [(some, 2.0), (nothing, 0.0)], [(nothing, 0.0)]):
+            state = {"w": torch.tensor([5.0, 5.0])}
+            scatter_mean(state, [Part(given, slots, weight) for given, weight in order])
+            assert state["w"].tolist() == ([2.0, 2.0] if len(order) == 2 else [5.0, 5.0])
+
+
+def test_large_tensors_are_averaged_piece_by_piece(monkeypatch):
+    monkeypatch.setattr(aggregate, "PIECE", 4)
+    state = {"w": torch.zeros(5, 2)}
+    a, b = {"w": torch.arange(10.0).view(5, 2)}, {"w": torch.arange(10.0).view(2, 5).T * 3}
+    scatter_mean(state, [Part(a, whole(a), 1.0), Part(b, whole(b), 2.0)])
+    torch.testing.assert_close(state["w"], (a["w"] + 2 * b["w"]) / 3)
 
 
 def test_cutting_and_averaging_untouched_parts_is_the_identity():
