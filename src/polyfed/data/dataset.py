@@ -25,6 +25,7 @@ def build(
     num_classes: int | None = None,
     columns: Mapping[str, np.ndarray] | None = None,
     scaling: Scaling | None = None,
+    divisor: float | None = None,
     normalize: bool = True,
 ) -> Dataset:
     """Check inputs and labels and make a data set of them.
@@ -43,6 +44,8 @@ def build(
         Further values per training row.
     scaling
         How stored values become inputs; None: per-channel mean and standard deviation of the training part.
+    divisor
+        What stored values are divided by, where it is known; otherwise bytes are divided by 255.
     normalize
         False leaves out mean and standard deviation.
 
@@ -63,12 +66,13 @@ def build(
             f"Samples of '{name}' have shape {tuple(train[0].shape[1:])} in the training set but "
             f"{tuple(test[0].shape[1:])} in the test set: bring them to one shape (for images: resize=(height, width))."
         )
+    _check_units(name, train[0], test[0])
     train_y, test_y, names = _encode_labels(name, train[1], test[1], class_names, num_classes)
     for column, values in (columns or {}).items():
         if len(values) != len(train_y):
             raise InputError(f"Column '{column}' of '{name}' has {len(values)} values for {len(train_y)} rows.")
     if scaling is None:
-        scaling = measure(train[0]) if normalize else Scaling(divisor=_divisor(train[0]))
+        scaling = measure(train[0], divisor) if normalize else Scaling(divisor=divisor or usual_divisor(train[0]))
     dataset = Dataset(
         name=name,
         train=Samples(train[0], train_y, scaling=scaling),
@@ -82,12 +86,12 @@ def build(
     return replace(dataset, fingerprint=content_hash(dataset))
 
 
-def measure(x: Tensor) -> Scaling:
+def measure(x: Tensor, divisor: float | None = None) -> Scaling:
     """Return the scaling that gives each channel (or feature) mean 0 and standard deviation 1 over these rows.
 
     Bytes are counted in a histogram, so that the result is exact and the same on every machine.
     """
-    divisor = _divisor(x)
+    divisor = divisor or usual_divisor(x)
     channels = x.shape[1]
     if x.dtype == torch.uint8 and channels <= 4:
         values = np.arange(256, dtype=np.float64) / divisor
@@ -101,6 +105,11 @@ def measure(x: Tensor) -> Scaling:
     deviation = np.sqrt(variance)
     deviation[deviation < 1e-12] = 1.0  # a constant channel is shifted, not divided by nothing
     return Scaling(tuple(mean.tolist()), tuple(deviation.tolist()), divisor)
+
+
+def usual_divisor(x: Tensor) -> float:
+    """Return what stored values are divided by when nothing else is known: bytes by 255."""
+    return 255.0 if x.dtype == torch.uint8 else 1.0
 
 
 def subset(dataset: Dataset, limit: int | tuple[int | None, int | None] | None, seed: int) -> Dataset:
@@ -203,8 +212,18 @@ def _copy_rows(samples: Samples, rows: np.ndarray) -> Samples:
     return replace(samples, x=samples.x[index], y=samples.y[index], index=None)
 
 
-def _divisor(x: Tensor) -> float:
-    return 255.0 if x.dtype == torch.uint8 else 1.0
+def _check_units(name: str, train: Tensor, test: Tensor) -> None:
+    """Refuse bytes beside floats, which no common divisor serves; whole numbers kept as floats are in one unit."""
+    if train.dtype == test.dtype:
+        return
+    floats, whole = (train, test) if train.is_floating_point() else (test, train)
+    if bool((floats == floats.round()).all()) and (floats.max() > 1 or whole.max() <= 1):
+        return
+    kinds = {True: "floats", False: "bytes (uint8)"}
+    raise InputError(
+        f"The test set of '{name}' holds {kinds[test.is_floating_point()]} but its training set holds "
+        f"{kinds[train.is_floating_point()]}: give both as bytes or both as floats."
+    )
 
 
 def _check_finite(x: Tensor, what: str) -> None:

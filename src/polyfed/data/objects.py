@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,9 +35,11 @@ def part_of(source: Any, options: Mapping[str, Any] | None = None) -> Part:
     options = options or {}
     if isinstance(source, Dataset):
         part = part_of(source.train)
-        return Part(part.inputs, part.labels, source.class_names, source.columns)
+        return replace(part, class_names=source.class_names, columns=source.columns)
     if isinstance(source, Samples):
-        return Part(source.x[source.rows()], source.labels().numpy(), None, {})
+        divisor = source.scaling.divisor
+        known = divisor if divisor != 1.0 else None  # 1 is what samples have when nobody said anything
+        return Part(source.x[source.rows()], source.labels().numpy(), None, {}, known)
     if isinstance(source, tuple | list) and len(source) == 2 and all(hasattr(item, "__len__") for item in source):
         return Part(as_inputs(source[0], "The input array"), _plain(source[1]), None, {})
     if hasattr(source, "features") and hasattr(source, "with_format"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from polyfed.core.errors import InputError
 from polyfed.core.rng import numpy_generator
-from polyfed.core.samples import Samples, Scaling
+from polyfed.core.samples import Samples
 from polyfed.data.dataset import Dataset, build
 from polyfed.data.decode import fit_images
 from polyfed.data.objects import part_of
@@ -46,8 +47,8 @@ def make_public(data: Dataset, public: Any, seed: int) -> Public:
     InputError
         If nothing would be left for the clients, or the samples cannot be brought to the clients' shape.
     """
-    if isinstance(public, str):
-        public = _read(public)
+    if isinstance(public, str | os.PathLike):
+        public = _read(os.fspath(public))
     if public is None:
         return Public(None, None, np.empty(0, dtype=np.int64), None)
     if isinstance(public, int | float):
@@ -69,8 +70,8 @@ def make_public(data: Dataset, public: Any, seed: int) -> Public:
         samples, classes, fingerprint = source.train, source.num_classes, source.fingerprint
     else:
         part = part_of(source)
-        known = source.scaling if isinstance(source, Samples) else None
-        checked = build("the public set", (part.inputs, part.labels), (part.inputs, part.labels), scaling=known)
+        pair = (part.inputs, part.labels)
+        checked = build("the public set", pair, pair, divisor=part.divisor, normalize=False)
         samples, fingerprint = checked.train, checked.fingerprint
         classes = checked.num_classes
     if isinstance(public, np.ndarray | torch.Tensor):  # -1: there is no label, and none must be learned
@@ -112,13 +113,25 @@ def _held_out(data: Dataset, public: float, seed: int) -> Public:
 
 
 def _like(data: Dataset, samples: Samples) -> Samples:
-    """Bring samples to the clients' shape and, where both are bytes, to the clients' normalisation."""
+    """Bring samples to the clients' shape and to the clients' scaling."""
     if tuple(samples.x.shape[1:]) != data.input_shape:
         x = fit_images(samples.x[samples.rows()], data.input_shape, "The public set")
         samples = replace(samples, x=x, y=samples.labels(), index=None)
-    private = data.train.scaling
-    if samples.x.dtype == torch.uint8 and data.train.x.dtype == torch.uint8:
-        return replace(samples, scaling=Scaling(private.mean, private.std, samples.scaling.divisor))
-    if len(samples.scaling.mean) not in (1, data.input_shape[0]):  # its colours were changed
-        return replace(samples, scaling=private)
-    return samples
+    scaling = data.train.scaling
+    if len(data.input_shape) == 3:  # images may be kept in other units: bytes of 0..255 or 0..16, floats of 0..1
+        scaling = replace(scaling, divisor=_divisor_of_images(data.train, samples))
+    return replace(samples, scaling=scaling)
+
+
+def _divisor_of_images(private: Samples, public: Samples) -> float:
+    """Return what brings public images to the unit that the clients' images have after division."""
+    if private.x.dtype == public.x.dtype:
+        return private.scaling.divisor if public.x.is_floating_point() else public.scaling.divisor
+    whose, floats = ("clients'", private) if private.x.is_floating_point() else ("public", public)
+    low, high = float(floats.x.min()), float(floats.x.max())
+    if low < 0 or high > 1:
+        raise InputError(
+            f"The {whose} images are floats from {low:g} to {high:g} and the others are bytes, so they cannot be "
+            "brought to one unit: give floats from 0 to 1, or bytes (uint8) for both."
+        )
+    return public.scaling.divisor

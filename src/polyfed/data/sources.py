@@ -299,6 +299,7 @@ def _assemble(
         num_classes=options.get("num_classes"),
         columns=train.columns,
         scaling=scaling,
+        divisor=train.divisor,
         normalize=options.get("normalize", True),
     )
 
@@ -316,6 +317,7 @@ def _hold_out(name: str, part: Part, seed: int) -> tuple[Part, Part]:
             part.labels[rows],
             part.class_names,
             {key: values[rows] for key, values in part.columns.items()},
+            part.divisor,
         )
         for rows in (kept, held)
     )

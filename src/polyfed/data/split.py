@@ -13,7 +13,7 @@ import torch
 from polyfed.core.errors import InputError
 from polyfed.core.rng import numpy_generator
 from polyfed.core.samples import Samples
-from polyfed.data.dataset import Dataset, build
+from polyfed.data.dataset import Dataset, build, usual_divisor
 from polyfed.data.dealing import check_room, check_sizes
 from polyfed.data.objects import part_of
 from polyfed.data.parse import FlowerPartitioner, as_partitioner
@@ -260,12 +260,21 @@ class Clients:
                 )
         ends = np.cumsum([len(part.inputs) for part in read])
         held = part_of(test)
+        whose = {**{f"of client {client}": part for client, part in enumerate(read)}, "of the test set": held}
+        divisors = {of: part.divisor or usual_divisor(part.inputs) for of, part in whose.items()}
+        for of, divisor in divisors.items():
+            if divisor != divisors["of client 0"] and whose[of].inputs.dtype == read[0].inputs.dtype:
+                raise InputError(
+                    f"The inputs {of} are divided by {divisor:g}, but those of client 0 by "
+                    f"{divisors['of client 0']:g}: bring them to one unit."
+                )
         data = build(
             name,
             (torch.cat([part.inputs for part in read]), np.concatenate([part.labels for part in read])),
             (held.inputs, held.labels),
             num_classes=num_classes,
             class_names=class_names,
+            divisor=read[0].divisor,
             normalize=normalize,
         )
         indices = np.split(np.arange(ends[-1]), ends[:-1])

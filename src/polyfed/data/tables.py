@@ -32,12 +32,16 @@ class Table:
 
 @dataclass(frozen=True)
 class Part:
-    """What one split gives: inputs, labels (numbers or strings), class names if known, further columns."""
+    """What one split gives: inputs, labels (numbers or strings), class names if known, further columns.
+
+    `divisor` is known where the inputs were scaled before (digits go from 0 to 16).
+    """
 
     inputs: Tensor
     labels: np.ndarray
     class_names: tuple[str, ...] | None
     columns: dict[str, np.ndarray]
+    divisor: float | None = None
 
 
 def read_parquet(files: Sequence[Path]) -> Table:
