@@ -21,7 +21,7 @@ from torch import Tensor
 from polyfed.core.samples import Samples, Scaling
 from polyfed.data.dataset import Dataset, content_hash
 
-FORMAT = 1  # part of every key: a change of the layout makes old files unused, not misread
+FORMAT = 2  # part of every key: a change of the layout or of what labels become makes old files unused
 STALE = 3600.0  # seconds after which a temporary file must be of a writer that died
 
 
@@ -116,6 +116,7 @@ class Store:
             "class_names": dataset.class_names,
             "scaling": [scaling.mean, scaling.std, scaling.divisor],
             "words": words,
+            "notes": dataset.notes,
             "fingerprint": dataset.fingerprint,
         }
         file = self.path(name, key)
@@ -175,4 +176,5 @@ class Store:
             input_shape=tuple(tensors["train.x"].shape[1:]),
             columns=columns,
             fingerprint=metadata["fingerprint"],
+            notes=tuple(metadata["notes"]),
         )

@@ -11,9 +11,10 @@ import torch
 
 from polyfed.core.errors import InputError
 from polyfed.core.rng import numpy_generator
-from polyfed.core.samples import Samples
-from polyfed.data.dataset import Dataset, build
+from polyfed.core.samples import Samples, Scaling
+from polyfed.data.dataset import Dataset, check_part, samples_hash, usual_divisor
 from polyfed.data.decode import fit_images
+from polyfed.data.labels import number_classes
 from polyfed.data.objects import part_of
 from polyfed.data.sources import load
 
@@ -64,18 +65,13 @@ def make_public(data: Dataset, public: Any, seed: int) -> Public:
         recipe = name if number is None else f"{name}:{number}"
         source = load(name, resize=data.input_shape[1:] if len(data.input_shape) == 3 else None)
     if isinstance(source, np.ndarray | torch.Tensor):  # inputs alone: nothing is known of their classes
-        source = (source, np.zeros(len(source), dtype=np.int64))
+        source = (source, np.full(source.shape[:1], -1))
     classes: int | None
     if isinstance(source, Dataset):
         samples, classes, fingerprint = source.train, source.num_classes, source.fingerprint
     else:
-        part = part_of(source)
-        pair = (part.inputs, part.labels)
-        checked = build("the public set", pair, pair, divisor=part.divisor, normalize=False)
-        samples, fingerprint = checked.train, checked.fingerprint
-        classes = checked.num_classes
-    if isinstance(public, np.ndarray | torch.Tensor):  # -1: there is no label, and none must be learned
-        samples, classes = replace(samples, y=torch.full_like(samples.y, -1)), None
+        samples, classes = _from_object(source)
+        fingerprint = samples_hash(samples)
     if number is not None and number > len(samples):
         raise InputError(f"The public set '{recipe}' has only {len(samples)} rows: ask for at most that many.")
     if number is not None:
@@ -83,6 +79,19 @@ def make_public(data: Dataset, public: Any, seed: int) -> Public:
         samples = samples.select(torch.from_numpy(rows))
     empty = np.empty(0, dtype=np.int64)
     return Public(_like(data, samples), classes, empty, recipe, f"{fingerprint}:{number}:{seed}")
+
+
+def _from_object(source: Any) -> tuple[Samples, int | None]:
+    """Return samples and their number of classes; labels that are all -1 say that there are none to be learned."""
+    what = "the public set"
+    part = part_of(source, what=what)
+    check_part(what, part.inputs, part.labels)
+    labels = part.labels
+    scaling = Scaling(divisor=part.divisor or usual_divisor(part.inputs))
+    if labels.dtype.kind in "if" and (labels == -1).all():
+        return Samples(part.inputs, torch.from_numpy(labels.astype(np.int64)), scaling=scaling), None
+    numbered = number_classes({what: labels}, part.class_names)
+    return Samples(part.inputs, numbered.parts[0], scaling=scaling), len(numbered.names)
 
 
 def _read(text: str) -> Any:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from polyfed.core.errors import InputError
 from polyfed.data.decode import as_inputs, decode_images
+from polyfed.data.labels import label_array
 
 if TYPE_CHECKING:
     import pyarrow  # type: ignore[import-untyped]
@@ -199,7 +200,7 @@ def _labels(table: Table, name: str) -> np.ndarray:
     if column.null_count:
         row = column.to_pylist().index(None)
         raise InputError(f"Row {row} of {table.what} has no label in column '{name}': remove the row.")
-    return np.array(column.to_pylist())
+    return label_array(column.to_pylist(), table.what)
 
 
 def _scalars(table: Table, name: str) -> np.ndarray:
