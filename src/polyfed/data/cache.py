@@ -117,6 +117,7 @@ class Store:
             "scaling": [scaling.mean, scaling.std, scaling.divisor],
             "words": words,
             "notes": dataset.notes,
+            "features": dataset.features,
             "fingerprint": dataset.fingerprint,
         }
         file = self.path(name, key)
@@ -177,4 +178,5 @@ class Store:
             columns=columns,
             fingerprint=metadata["fingerprint"],
             notes=tuple(metadata["notes"]),
+            features=tuple(metadata["features"]),
         )

@@ -29,6 +29,7 @@ def build(
     divisor: float | None = None,
     normalize: bool = True,
     notes: Sequence[str] = (),
+    features: Sequence[str] = (),
 ) -> Dataset:
     """Check inputs and labels and make a data set of them.
 
@@ -52,6 +53,8 @@ def build(
         False leaves out mean and standard deviation.
     notes
         What was done to the data that a reader should know.
+    features
+        Names of the features of a table.
 
     Raises
     ------
@@ -85,6 +88,7 @@ def build(
         columns=dict(columns or {}),
         fingerprint="",
         notes=(*notes, *numbered.notes),
+        features=tuple(features),
     )
     return replace(dataset, fingerprint=content_hash(dataset))
 
@@ -271,7 +275,8 @@ class Dataset:
 
     `columns` holds further values per training row (hospital, writer), `fingerprint` is a hash of the content
     that a resumed run compares, and `recipe` says how `load` was called (`source` is None when the data came
-    as objects and cannot be loaded again by name). `notes` says what was done to labels and columns.
+    as objects and cannot be loaded again by name). `notes` says what was done to labels and columns,
+    `features` which columns of a table the inputs are.
     """
 
     name: str
@@ -284,6 +289,7 @@ class Dataset:
     fingerprint: str
     recipe: dict[str, Any] = field(default_factory=lambda: {"source": None})
     notes: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return (

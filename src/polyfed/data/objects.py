@@ -38,7 +38,7 @@ def part_of(source: Any, options: Mapping[str, Any] | None = None, what: str = "
     options = options or {}
     if isinstance(source, Dataset):
         part = part_of(source.train)
-        return replace(part, class_names=source.class_names, columns=source.columns)
+        return replace(part, class_names=source.class_names, columns=source.columns, features=source.features)
     if isinstance(source, Samples):
         divisor = source.scaling.divisor
         known = divisor if divisor != 1.0 else None  # 1 is what samples have when nobody said anything

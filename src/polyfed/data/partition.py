@@ -293,7 +293,10 @@ class ByColumn(Partitioner):
     def _values(self, columns: Columns) -> np.ndarray:
         if self.name not in columns:
             there = f"it has {', '.join(sorted(columns))}" if columns else "it has no columns besides the label"
-            raise InputError(f"The data has no column '{self.name}' to group by: {there}.")
+            raise InputError(
+                f"The data has no column '{self.name}' to group by: {there}. If it is a feature of a table, keep it "
+                f"for grouping with load(..., columns=['{self.name}'])."
+            )
         values = np.asarray(columns[self.name])
         missing = np.isnan(values) if values.dtype.kind == "f" else values == ""
         if np.any(missing):

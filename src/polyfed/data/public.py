@@ -17,6 +17,7 @@ from polyfed.data.decode import fit_images
 from polyfed.data.labels import number_classes
 from polyfed.data.objects import part_of
 from polyfed.data.sources import load
+from polyfed.data.tables import same_features
 
 
 @dataclass(frozen=True)
@@ -63,14 +64,16 @@ def make_public(data: Dataset, public: Any, seed: int) -> Public:
                 "give public=N to hold N rows out from the clients."
             )
         recipe = name if number is None else f"{name}:{number}"
-        source = load(name, resize=data.input_shape[1:] if len(data.input_shape) == 3 else None)
+        size = data.input_shape[1:] if len(data.input_shape) == 3 else None
+        source = load(name, resize=size, inputs=data.features or None)
     if isinstance(source, np.ndarray | torch.Tensor):  # inputs alone: nothing is known of their classes
         source = (source, np.full(source.shape[:1], -1))
     classes: int | None
     if isinstance(source, Dataset):
         samples, classes, fingerprint = source.train, source.num_classes, source.fingerprint
+        same_features(source.features, data.features, "the public set")
     else:
-        samples, classes = _from_object(source)
+        samples, classes = _from_object(source, data.features)
         fingerprint = samples_hash(samples)
     if number is not None and number > len(samples):
         raise InputError(f"The public set '{recipe}' has only {len(samples)} rows: ask for at most that many.")
@@ -81,10 +84,10 @@ def make_public(data: Dataset, public: Any, seed: int) -> Public:
     return Public(_like(data, samples), classes, empty, recipe, f"{fingerprint}:{number}:{seed}")
 
 
-def _from_object(source: Any) -> tuple[Samples, int | None]:
+def _from_object(source: Any, features: tuple[str, ...]) -> tuple[Samples, int | None]:
     """Return samples and their number of classes; labels that are all -1 say that there are none to be learned."""
     what = "the public set"
-    part = part_of(source, what=what)
+    part = part_of(source, {"inputs": features} if features else None, what)
     check_part(what, part.inputs, part.labels)
     labels = part.labels
     scaling = Scaling(divisor=part.divisor or usual_divisor(part.inputs))

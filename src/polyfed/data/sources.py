@@ -23,7 +23,7 @@ from polyfed.data.dataset import Dataset, build, check_part, only_classes, strat
 from polyfed.data.decode import decode_images, fit_images, resize_images
 from polyfed.data.labels import number_classes, with_names
 from polyfed.data.objects import part_of
-from polyfed.data.tables import Part, Table, convert, read_parquet
+from polyfed.data.tables import Part, Table, convert, read_parquet, same_features
 
 HOLDOUT = 0.2  # share of a set without a test part that becomes its test part
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
@@ -42,9 +42,9 @@ def load(
     limit: int | tuple[int | None, int | None] | None = None,
     seed: int = 0,
     resize: int | tuple[int, int] | None = None,
-    inputs: str | None = None,
+    inputs: str | Sequence[str] | None = None,
     label: str | None = None,
-    columns: Sequence[str] = (),
+    columns: str | Sequence[str] = (),
     num_classes: int | None = None,
     class_names: Sequence[str] | None = None,
     normalize: bool = True,
@@ -73,7 +73,9 @@ def load(
     resize
         Height and width (or one number for both) that images are brought to.
     inputs, label, columns
-        Names of the input column, the label column, and of number columns that are not features (tables only).
+        Names of the input column (or of all features), the label column, and of number columns that are not features
+        (tables only). A column named like an identifier, with another number in every row, is not a feature unless
+        it is named (`Dataset.notes` says so).
     num_classes, class_names
         The classes, where they are not just the labels that occur in training. Labels that do not count from 0 are
         numbered from 0, with what they were as names (`Dataset.notes` says so).
@@ -90,9 +92,9 @@ def load(
     size = _size(resize)
     options = {
         "resize": size,
-        "inputs": inputs,
+        "inputs": inputs if inputs is None or isinstance(inputs, str) else list(inputs),
         "label": label,
-        "columns": list(columns) or None,
+        "columns": [columns] if isinstance(columns, str) else list(columns or ()) or None,
         "num_classes": num_classes,
         "class_names": class_names if class_names is None or isinstance(class_names, str) else list(class_names),
         "normalize": None if normalize else False,
@@ -128,6 +130,7 @@ def load(
 
 def _from_objects(source: Any, test: Any, options: dict[str, Any], seed: int) -> Dataset:
     train_part = part_of(source, options, "the training set of 'own data'")
+    options = {**options, "inputs": train_part.features or options.get("inputs")}
     test_part = None if test is None else part_of(test, options, "the test set of 'own data'")
     return _assemble("own data", train_part, test_part, options, seed)
 
@@ -253,7 +256,9 @@ def _from_tables(
     for key in ("inputs", "label"):
         if known is not None and picks[key] is None and getattr(known, key) in tables[0].rows.column_names:
             picks[key] = getattr(known, key)
-    parts = [convert(table, columns=options.get("columns", ()), **picks) for table in tables]
+    parts = [convert(tables[0], columns=options.get("columns", ()), **picks)]
+    picks["inputs"] = parts[0].features or picks["inputs"]  # the same features in the same order
+    parts += [convert(table, columns=options.get("columns", ()), **picks) for table in tables[1:]]
     scaling = None
     if known is not None:
         options = {"num_classes": known.classes, **options} if picks["label"] == known.label else options
@@ -290,15 +295,17 @@ def _assemble(
 ) -> Dataset:
     """Put the parts together: hold out a test part if there is none, one number of channels, one size."""
     class_names, num_classes = options.get("class_names") or train.class_names, options.get("num_classes")
-    notes: tuple[str, ...] = ()
+    notes = train.notes
     if test is None:
         whole = f"the training set of '{name}'"
         check_part(whole, train.inputs, train.labels)
         numbered = number_classes({whole: train.labels}, class_names, num_classes)  # before a class may lose its rows
-        train, class_names, notes = replace(train, labels=numbered.parts[0].numpy()), numbered.names, numbered.notes
+        train, class_names = replace(train, labels=numbered.parts[0].numpy()), numbered.names
+        notes += numbered.notes
         train, test = _hold_out(name, train, seed)
     elif train.class_names and test.class_names and train.class_names != test.class_names:  # numbers mean other classes
         train, test = _by_name(train, f"the training set of '{name}'"), _by_name(test, f"the test set of '{name}'")
+    same_features(test.features, train.features, f"the test set of '{name}'")
     x, x_test = train.inputs, test.inputs
     if x.dim() == x_test.dim() == 4 and {x.shape[1], x_test.shape[1]} == {1, 3}:
         x, x_test = (fit_images(part, (3, *part.shape[2:]), name) for part in (x, x_test))
@@ -317,6 +324,7 @@ def _assemble(
         divisor=train.divisor,
         normalize=options.get("normalize", True),
         notes=notes,
+        features=train.features,
     )
 
 
@@ -331,12 +339,11 @@ def _hold_out(name: str, part: Part, seed: int) -> tuple[Part, Part]:
     held = stratified_holdout(part.labels, HOLDOUT, numpy_generator(seed, "test"))
     kept = np.setdiff1d(np.arange(len(part.labels)), held)
     return tuple(  # type: ignore[return-value]
-        Part(
-            part.inputs[torch.from_numpy(rows)],
-            part.labels[rows],
-            part.class_names,
-            {key: values[rows] for key, values in part.columns.items()},
-            part.divisor,
+        replace(
+            part,
+            inputs=part.inputs[torch.from_numpy(rows)],
+            labels=part.labels[rows],
+            columns={key: values[rows] for key, values in part.columns.items()},
         )
         for rows in (kept, held)
     )

@@ -21,7 +21,7 @@ from polyfed.data.parse import FlowerPartitioner, as_partitioner
 from polyfed.data.partition import IID, Dirichlet, LabelSets, Quantity
 from polyfed.data.public import Public, make_public
 from polyfed.data.sources import load
-from polyfed.data.tables import Part
+from polyfed.data.tables import Part, same_features
 
 DEFAULT_CLIENTS = 10
 
@@ -139,9 +139,11 @@ def _assemble(
     )
 
 
-def _read_part(what: str, source: Any) -> Part:
-    """Read one part, so that whatever is wrong with it is said about this one."""
-    part = part_of(source, what=what)
+def _read_part(what: str, source: Any, first: Part | None = None) -> Part:
+    """Read one part, so that whatever is wrong with it is said about this one; tables as the first one was read."""
+    part = part_of(source, {"inputs": first.features} if first is not None and first.features else None, what)
+    if first is not None:
+        same_features(part.features, first.features, what)
     if len(part.inputs) == 0:
         raise InputError(f"{what.capitalize()} has no samples: give it some or leave it out.")
     check_part(what, part.inputs, part.labels)
@@ -287,8 +289,9 @@ class Clients:
             raise InputError("There are no clients: give at least one part.")
         if isinstance(public, int | float) or (isinstance(public, str) and public.replace(".", "", 1).isdigit()):
             raise InputError("Separate parts have no common rows to hold out: give public as a name or as data.")
-        read = [_read_part(f"client {client}", part) for client, part in enumerate(parts)]
-        held = _read_part("the test set", test)
+        read = [_read_part("client 0", parts[0])]
+        read += [_read_part(f"client {client}", part, read[0]) for client, part in enumerate(parts) if client]
+        held = _read_part("the test set", test, read[0])
         for client, part in enumerate(read):
             if part.inputs.shape[1:] != read[0].inputs.shape[1:] or part.inputs.dtype != read[0].inputs.dtype:
                 raise InputError(
@@ -308,6 +311,8 @@ class Clients:
             class_names=class_names or known,
             divisor=read[0].divisor,
             normalize=normalize,
+            notes=read[0].notes,
+            features=read[0].features,
         )
         indices = np.split(np.arange(ends[-1]), ends[:-1])
         recipe = {"data": {"source": None}, "clients": len(read), "seed": seed, "repeatable": False}
