@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyfed.core.errors import InputError
 from polyfed.core.samples import Samples, Scaling
 from polyfed.data.dataset import Dataset, content_hash
 
@@ -67,6 +68,8 @@ class Store:
             return cls(None)
         if cache is None or cache is True:
             cache = os.environ.get("POLYFED_CACHE") or "~/.cache/polyfed"
+        if not isinstance(cache, str | os.PathLike):
+            raise InputError(f"cache={cache!r} is not a folder: give a path, or False to keep nothing.")
         return cls(Path(cache).expanduser())
 
     def path(self, name: str, key: str) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -138,10 +139,11 @@ def subset(dataset: Dataset, limit: int | tuple[int | None, int | None] | None, 
     """
     if limit is None:
         return dataset
-    train, test = (limit, limit) if isinstance(limit, int) else limit
-    for number in (train, test):
-        if number is not None and number < 1:
-            raise InputError(f"limit={limit} leaves no samples: give a number of rows of at least 1.")
+    pair = tuple(limit) if isinstance(limit, tuple | list) else (limit, limit)
+    for number in pair if len(pair) == 2 else (-1,):
+        if number is not None and (isinstance(number, bool) or not isinstance(number, Integral) or number < 1):
+            raise InputError(f"limit={limit!r} is not possible: give a number of rows of at least 1, or two of them.")
+    train, test = pair
     train_rows = _draw_rows(len(dataset.train), train, seed, 0)
     test_rows = _draw_rows(len(dataset.test), test, seed, 1)
     smaller = replace(

@@ -24,6 +24,8 @@ def label_array(labels: Any, what: str) -> np.ndarray:
     InputError
         If a label is missing, there is not one for each row, or they are neither numbers nor strings.
     """
+    if labels is None:
+        raise InputError(f"The labels of {what} are missing: give a pair of arrays (inputs, labels).")
     try:
         array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     except ValueError as error:  # rows of different lengths

@@ -43,17 +43,30 @@ def part_of(source: Any, options: Mapping[str, Any] | None = None, what: str = "
         divisor = source.scaling.divisor
         known = divisor if divisor != 1.0 else None  # 1 is what samples have when nobody said anything
         return Part(source.x[source.rows()], source.labels().numpy(), None, {}, known)
-    if isinstance(source, tuple | list) and len(source) == 2 and all(hasattr(item, "__len__") for item in source):
+    if _is_pair(source):
         return Part(as_inputs(source[0], f"The input array of {what}"), label_array(source[1], what), None, {})
     if hasattr(source, "features") and hasattr(source, "with_format"):
         picks = {key: options[key] for key in ("inputs", "label", "columns", "resize") if key in options}
         return convert(table_of(source, what), **picks)
-    if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not isinstance(source, dict):
+    items = hasattr(source, "__getitem__") and hasattr(source, "__len__") and not hasattr(source, "to_parquet")
+    if items and not isinstance(source, dict | str | bytes | np.ndarray | Tensor):
         return _from_items(source, options.get("resize"), what)
+    if hasattr(source, "to_parquet"):
+        raise InputError(
+            f"Data of type {type(source).__name__} cannot be loaded as {what}: write it to a file with to_parquet and "
+            "give its path, or give its columns as a pair of arrays (inputs, labels)."
+        )
     raise InputError(
         f"Data of type {type(source).__name__} cannot be loaded as {what}: give a name, a path, a pair of arrays "
         "(inputs, labels), or a map-style torch Dataset with items (input, label)."
     )
+
+
+def _is_pair(source: Any) -> bool:
+    """Say whether this is (inputs, labels); a list of two may also be two items (input, label)."""
+    if not isinstance(source, tuple | list) or len(source) != 2:
+        return False
+    return isinstance(source, tuple) or all(hasattr(item, "__len__") for item in source)
 
 
 def _from_items(source: Any, resize: tuple[int, int] | None, what: str) -> Part:
@@ -62,7 +75,10 @@ def _from_items(source: Any, resize: tuple[int, int] | None, what: str) -> Part:
     for row in range(len(source)):
         item = source[row]
         if not isinstance(item, tuple | list) or len(item) < 2:
-            raise InputError(f"Item {row} of {what} is not a pair (input, label): give such items.")
+            raise InputError(
+                f"Item {row} of {what} is not a pair (input, label): give such items, or a "
+                "pair of arrays (inputs, labels)."
+            )
         pictures = hasattr(item[0], "convert")
         inputs.append(image_to_array(item[0], resize) if pictures else _plain(item[0]))
         labels.append(_plain(item[1]).tolist())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,8 +50,12 @@ def make_public(data: Dataset, public: Any, seed: int) -> Public:
     InputError
         If nothing would be left for the clients, or the samples cannot be brought to the clients' shape.
     """
+    if isinstance(public, os.PathLike) and not Path(public).expanduser().exists():
+        raise InputError(f"There is no file or folder {public}: check the path.")
     if isinstance(public, str | os.PathLike):
         public = _read(os.fspath(public))
+    if isinstance(public, np.generic):
+        public = public.item()
     if public is None:
         return Public(None, None, np.empty(0, dtype=np.int64), None)
     if isinstance(public, int | float):

@@ -26,6 +26,7 @@ from polyfed.data.objects import part_of
 from polyfed.data.tables import Part, Table, convert, read_parquet, same_features
 
 HOLDOUT = 0.2  # share of a set without a test part that becomes its test part
+FILES = (".parquet", ".csv", ".tsv", ".json", ".jsonl", ".npy", ".npz", ".txt", ".zip")  # what a Hub id never ends with
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 SOME_CLASSES = re.compile(r"(\w+(?::\w+)?)/(\d+)-(\d+)")  # fashion_mnist/5-9: the classes 5 to 9, numbered from 0
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -168,7 +169,7 @@ def _download(name: str, known: Known, options: dict[str, Any], seed: int) -> Da
 
 
 def _from_hub(source: str, path: PathLike | None, options: dict[str, Any], seed: int, store: Store) -> Dataset:
-    if source.endswith(".parquet") or source.startswith((".", "/", "~")) or "\\" in source:
+    if source.endswith(FILES) or source.startswith((".", "/", "~")) or "\\" in source:
         raise InputError(f"There is no file or folder {source}: check the path.")
     if not HUB_ID.fullmatch(source):
         raise unknown("data set", source, KNOWN)

@@ -14,7 +14,7 @@ from polyfed.core.errors import InputError
 from polyfed.core.rng import numpy_generator
 from polyfed.core.samples import Samples
 from polyfed.data.dataset import Dataset, build, check_part, usual_divisor
-from polyfed.data.dealing import check_room, check_sizes
+from polyfed.data.dealing import check_room, check_sizes, is_number, whole_number
 from polyfed.data.labels import joined_names, with_names
 from polyfed.data.objects import part_of
 from polyfed.data.parse import FlowerPartitioner, as_partitioner
@@ -69,6 +69,7 @@ def split(
     labels = data.train.labels().numpy()[rows]
     if clients is None:
         clients = partitioner.natural_clients(labels, columns) or DEFAULT_CLIENTS
+    clients = whole_number("clients", clients)
     if not isinstance(partitioner, LabelSets) or not partitioner.share:
         check_room(len(rows), clients, min_size)
     if isinstance(partitioner, Dirichlet | Quantity):
@@ -107,8 +108,8 @@ def from_recipe(recipe: Mapping[str, Any]) -> Clients:
 def _assemble(
     data: Dataset, parts: Sequence[np.ndarray], seed: int, validation: float, public: Public, recipe: dict[str, Any]
 ) -> Clients:
-    if not 0 <= validation < 1:
-        raise InputError(f"validation={validation} is not possible: give a share of at least 0 and below 1.")
+    if not is_number(validation) or not 0 <= validation < 1:
+        raise InputError(f"validation={validation!r} is not possible: give a share of at least 0 and below 1.")
     digest = hashlib.sha256(f"{data.fingerprint}|{public.fingerprint}".encode())
     digest.update(public.rows.astype(np.int64).tobytes())
     train: list[Samples] = []
@@ -159,6 +160,18 @@ def _check_divisors(parts: Sequence[Part], test: Part) -> None:
             raise InputError(
                 f"The inputs of {of} are divided by {divisor:g}, but those of client 0 by "
                 f"{divisors['client 0']:g}: bring them to one unit."
+            )
+
+
+def _check_kinds(parts: Sequence[Part], test: Part) -> None:
+    """Refuse names beside numbers, which nobody said to be the same classes."""
+    kinds = {True: "names", False: "numbers"}
+    first = parts[0].labels.dtype.kind == "U"
+    for what, part in (*((f"client {client}", part) for client, part in enumerate(parts)), ("the test set", test)):
+        if (part.labels.dtype.kind == "U") != first:
+            raise InputError(
+                f"The labels of {what} are {kinds[not first]}, but those of client 0 are {kinds[first]}: "
+                "give one kind everywhere."
             )
 
 
@@ -285,6 +298,10 @@ class Clients:
         InputError
             If there are no parts, a client has no data, or samples of different shapes.
         """
+        if parts is not None and (not isinstance(parts, Sequence) or isinstance(parts, str | bytes)):
+            raise InputError(
+                f"Clients cannot be made of parts of type {type(parts).__name__}: give a list, a part each."
+            )
         if not parts:
             raise InputError("There are no clients: give at least one part.")
         if isinstance(public, int | float) or (isinstance(public, str) and public.replace(".", "", 1).isdigit()):
@@ -300,7 +317,9 @@ class Clients:
                 )
         _check_divisors(read, held)
         read, held, known = _join_names(read, held)
-        if any(part.labels.dtype.kind == "U" for part in (*read, held)):  # one kind, before they are put together
+        if known is None:
+            _check_kinds(read, held)
+        elif any(part.labels.dtype.kind == "U" for part in (*read, held)):  # one kind, before they are put together
             read = [replace(part, labels=part.labels.astype(str)) for part in read]
         ends = np.cumsum([len(part.inputs) for part in read])
         data = build(

@@ -68,6 +68,10 @@ def read_parquet(files: Sequence[Path]) -> Table:
         try:
             pieces.append(pq.read_table(file, partitioning=None))
         except (OSError, pa.ArrowException) as error:
+            if file.suffix != ".parquet":
+                raise InputError(
+                    f"{file} is not a parquet file: convert it (for instance with pandas: read_csv, to_parquet)."
+                ) from error
             reason = str(error).splitlines()[0].rstrip(".")
             raise InputError(
                 f"{file} cannot be read as a parquet file ({reason}): it may be truncated; copy or download it again."
