@@ -248,12 +248,12 @@ def test_torch_dataset_is_read_once():
         ((np.array(["a", "b"]), [0, 1]), "must be numbers"),
         ((np.zeros(3), [0, 1, 0]), "one row per sample"),
         ((np.zeros((3, 2)), [0, 1]), "3 inputs but 2 labels"),
-        ((np.zeros((0, 2)), []), "has 0 samples"),
+        ((np.zeros((0, 2)), []), "training set of 'own data' is empty"),
         ((np.zeros((1, 2)), [0]), "no test part"),
         ((np.zeros((4, 2)), np.eye(4)), "argmax of one-hot"),
         ((np.zeros((4, 2)), [0, 1, -1, 0]), "Label -1 in row"),
         ((np.zeros((4, 2)), [0, 1, 0.5, 0]), "Label 0.5 in row"),
-        ((np.zeros((4, 2)), [0, 1, 900, 0]), "go up to 900 in only 4 rows"),
+        ((np.zeros((4, 2)), [0, 1, 900, 0]), "3 different numbers in 4 rows, up to 900"),
     ],
 )
 def test_bad_objects(source, message):

@@ -18,10 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyfed.core.errors import InputError
 from polyfed.core.samples import Samples, Scaling
 from polyfed.data.dataset import Dataset, content_hash
 
-FORMAT = 1  # part of every key: a change of the layout makes old files unused, not misread
+FORMAT = 2  # part of every key: a change of the layout or of what labels become makes old files unused
 STALE = 3600.0  # seconds after which a temporary file must be of a writer that died
 
 
@@ -67,6 +68,8 @@ class Store:
             return cls(None)
         if cache is None or cache is True:
             cache = os.environ.get("POLYFED_CACHE") or "~/.cache/polyfed"
+        if not isinstance(cache, str | os.PathLike):
+            raise InputError(f"cache={cache!r} is not a folder: give a path, or False to keep nothing.")
         return cls(Path(cache).expanduser())
 
     def path(self, name: str, key: str) -> Path:
@@ -116,6 +119,8 @@ class Store:
             "class_names": dataset.class_names,
             "scaling": [scaling.mean, scaling.std, scaling.divisor],
             "words": words,
+            "notes": dataset.notes,
+            "features": dataset.features,
             "fingerprint": dataset.fingerprint,
         }
         file = self.path(name, key)
@@ -175,4 +180,6 @@ class Store:
             input_shape=tuple(tensors["train.x"].shape[1:]),
             columns=columns,
             fingerprint=metadata["fingerprint"],
+            notes=tuple(metadata["notes"]),
+            features=tuple(metadata["features"]),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 from polyfed.core.errors import InputError
 from polyfed.core.rng import numpy_generator
 from polyfed.core.samples import Samples, Scaling
+from polyfed.data.labels import label_array, number_classes
 
 
 def build(
@@ -25,7 +27,10 @@ def build(
     num_classes: int | None = None,
     columns: Mapping[str, np.ndarray] | None = None,
     scaling: Scaling | None = None,
+    divisor: float | None = None,
     normalize: bool = True,
+    notes: Sequence[str] = (),
+    features: Sequence[str] = (),
 ) -> Dataset:
     """Check inputs and labels and make a data set of them.
 
@@ -38,37 +43,42 @@ def build(
     class_names
         Names of the classes 0..C-1, where they are known.
     num_classes
-        C, where it is known; otherwise the highest label plus one.
+        C, where it is known; otherwise the classes are the labels that occur in training.
     columns
         Further values per training row.
     scaling
         How stored values become inputs; None: per-channel mean and standard deviation of the training part.
+    divisor
+        What stored values are divided by, where it is known; otherwise bytes are divided by 255.
     normalize
         False leaves out mean and standard deviation.
+    notes
+        What was done to the data that a reader should know.
+    features
+        Names of the features of a table.
 
     Raises
     ------
     InputError
         If the parts are empty or of different lengths or shapes, if inputs are not finite, or labels not usable.
     """
-    parts = {"training": train, "test": test}
+    parts = {f"the training set of '{name}'": train, f"the test set of '{name}'": test}
     for part, (x, y) in parts.items():
-        if len(x) == 0:
-            raise InputError(f"The {part} set of '{name}' is empty: give at least one sample.")
-        if len(x) != len(y):
-            raise InputError(f"The {part} set of '{name}' has {len(x)} inputs but {len(y)} labels: give one for each.")
-        _check_finite(x, f"the {part} set of '{name}'")
+        check_part(part, x, y)
     if train[0].shape[1:] != test[0].shape[1:]:
         raise InputError(
             f"Samples of '{name}' have shape {tuple(train[0].shape[1:])} in the training set but "
             f"{tuple(test[0].shape[1:])} in the test set: bring them to one shape (for images: resize=(height, width))."
         )
-    train_y, test_y, names = _encode_labels(name, train[1], test[1], class_names, num_classes)
+    _check_units(name, train[0], test[0])
+    given = {part: label_array(labels, part) for part, (_, labels) in parts.items()}
+    numbered = number_classes(given, class_names, num_classes)
+    (train_y, test_y), names = numbered.parts, numbered.names
     for column, values in (columns or {}).items():
         if len(values) != len(train_y):
             raise InputError(f"Column '{column}' of '{name}' has {len(values)} values for {len(train_y)} rows.")
     if scaling is None:
-        scaling = measure(train[0]) if normalize else Scaling(divisor=_divisor(train[0]))
+        scaling = measure(train[0], divisor) if normalize else Scaling(divisor=divisor or usual_divisor(train[0]))
     dataset = Dataset(
         name=name,
         train=Samples(train[0], train_y, scaling=scaling),
@@ -78,16 +88,27 @@ def build(
         input_shape=tuple(train[0].shape[1:]),
         columns=dict(columns or {}),
         fingerprint="",
+        notes=(*notes, *numbered.notes),
+        features=tuple(features),
     )
     return replace(dataset, fingerprint=content_hash(dataset))
 
 
-def measure(x: Tensor) -> Scaling:
+def check_part(what: str, x: Tensor, labels: Any) -> None:
+    """Refuse a part that is empty, has not one label for each input, or inputs that are not finite."""
+    if len(x) == 0:
+        raise InputError(f"{_capital(what)} is empty: give at least one sample.")
+    if len(x) != len(labels):
+        raise InputError(f"{_capital(what)} has {len(x)} inputs but {len(labels)} labels: give one for each.")
+    _check_finite(x, what)
+
+
+def measure(x: Tensor, divisor: float | None = None) -> Scaling:
     """Return the scaling that gives each channel (or feature) mean 0 and standard deviation 1 over these rows.
 
     Bytes are counted in a histogram, so that the result is exact and the same on every machine.
     """
-    divisor = _divisor(x)
+    divisor = divisor or usual_divisor(x)
     channels = x.shape[1]
     if x.dtype == torch.uint8 and channels <= 4:
         values = np.arange(256, dtype=np.float64) / divisor
@@ -103,6 +124,11 @@ def measure(x: Tensor) -> Scaling:
     return Scaling(tuple(mean.tolist()), tuple(deviation.tolist()), divisor)
 
 
+def usual_divisor(x: Tensor) -> float:
+    """Return what stored values are divided by when nothing else is known: bytes by 255."""
+    return 255.0 if x.dtype == torch.uint8 else 1.0
+
+
 def subset(dataset: Dataset, limit: int | tuple[int | None, int | None] | None, seed: int) -> Dataset:
     """Return a seeded random subset of at most so many training and test rows (one number holds for both).
 
@@ -113,10 +139,11 @@ def subset(dataset: Dataset, limit: int | tuple[int | None, int | None] | None, 
     """
     if limit is None:
         return dataset
-    train, test = (limit, limit) if isinstance(limit, int) else limit
-    for number in (train, test):
-        if number is not None and number < 1:
-            raise InputError(f"limit={limit} leaves no samples: give a number of rows of at least 1.")
+    pair = tuple(limit) if isinstance(limit, tuple | list) else (limit, limit)
+    for number in pair if len(pair) == 2 else (-1,):
+        if number is not None and (isinstance(number, bool) or not isinstance(number, Integral) or number < 1):
+            raise InputError(f"limit={limit!r} is not possible: give a number of rows of at least 1, or two of them.")
+    train, test = pair
     train_rows = _draw_rows(len(dataset.train), train, seed, 0)
     test_rows = _draw_rows(len(dataset.test), test, seed, 1)
     smaller = replace(
@@ -164,13 +191,17 @@ def content_hash(dataset: Dataset) -> str:
     """Return a hash over everything that training can see: inputs, labels, class names, scaling and columns."""
     digest = hashlib.sha256()
     for samples in (dataset.train, dataset.test):
-        for tensor in (samples.x, samples.y):
-            rows = tensor if samples.index is None else tensor[samples.index]
-            digest.update(f"{rows.dtype}{tuple(rows.shape)}".encode())
-            digest.update(rows.contiguous().numpy().data)
+        _feed(digest, samples)
     digest.update(repr((dataset.class_names, dataset.train.scaling, sorted(dataset.columns))).encode())
     for key in sorted(dataset.columns):
         digest.update("\0".join(map(str, dataset.columns[key].tolist())).encode())
+    return digest.hexdigest()
+
+
+def samples_hash(samples: Samples) -> str:
+    """Return a hash over inputs, labels and scaling."""
+    digest = hashlib.sha256(repr(samples.scaling).encode())
+    _feed(digest, samples)
     return digest.hexdigest()
 
 
@@ -189,6 +220,17 @@ def stratified_holdout(labels: np.ndarray, fraction: float, rng: np.random.Gener
     return np.sort(held)
 
 
+def _feed(digest: hashlib._Hash, samples: Samples) -> None:
+    for tensor in (samples.x, samples.y):
+        rows = tensor if samples.index is None else tensor[samples.index]
+        digest.update(f"{rows.dtype}{tuple(rows.shape)}".encode())
+        digest.update(rows.contiguous().numpy().data)
+
+
+def _capital(what: str) -> str:
+    return what[0].upper() + what[1:]
+
+
 def _draw_rows(total: int, limit: int | None, seed: int, stream: int) -> np.ndarray:
     if limit is None or limit >= total:
         return np.arange(total)
@@ -203,8 +245,18 @@ def _copy_rows(samples: Samples, rows: np.ndarray) -> Samples:
     return replace(samples, x=samples.x[index], y=samples.y[index], index=None)
 
 
-def _divisor(x: Tensor) -> float:
-    return 255.0 if x.dtype == torch.uint8 else 1.0
+def _check_units(name: str, train: Tensor, test: Tensor) -> None:
+    """Refuse bytes beside floats, which no common divisor serves; whole numbers kept as floats are in one unit."""
+    if train.dtype == test.dtype:
+        return
+    floats, whole = (train, test) if train.is_floating_point() else (test, train)
+    if bool((floats == floats.round()).all()) and (floats.max() > 1 or whole.max() <= 1):
+        return
+    kinds = {True: "floats", False: "bytes (uint8)"}
+    raise InputError(
+        f"The test set of '{name}' holds {kinds[test.is_floating_point()]} but its training set holds "
+        f"{kinds[train.is_floating_point()]}: give both as bytes or both as floats."
+    )
 
 
 def _check_finite(x: Tensor, what: str) -> None:
@@ -219,69 +271,14 @@ def _check_finite(x: Tensor, what: str) -> None:
         )
 
 
-def _encode_labels(
-    name: str, train: Any, test: Any, class_names: Sequence[str] | None, num_classes: int | None
-) -> tuple[Tensor, Tensor, tuple[str, ...]]:
-    train, test = _one_per_row(name, train), _one_per_row(name, test)
-    if train.dtype.kind in "OUS" or test.dtype.kind in "OUS":
-        train, test = train.astype(str), test.astype(str)
-        names = tuple(class_names or sorted({*train.tolist(), *test.tolist()}))
-        number = {label: position for position, label in enumerate(names)}
-        for part in (train, test):
-            for row, label in enumerate(part.tolist()):
-                if label not in number:
-                    raise InputError(f"Label '{label}' in row {row} of '{name}' is not one of the classes {names}.")
-        train, test = (np.array([number[label] for label in part.tolist()]) for part in (train, test))
-        class_names = names
-    train, test = _whole_numbers(name, train), _whole_numbers(name, test)
-    classes = num_classes or (len(class_names) if class_names else int(max(train.max(), test.max())) + 1)
-    for part, values in (("training", train), ("test", test)):
-        wrong = (values < 0) | (values >= classes)
-        if wrong.any():
-            row = int(wrong.argmax())
-            raise InputError(
-                f"Label {values[row]} in row {row} of the {part} set of '{name}' is outside 0..{max(classes, 1) - 1}: "
-                "number the classes from 0 or pass num_classes."
-            )
-    if num_classes is None and not class_names and classes > len(train) + len(test):
-        raise InputError(
-            f"The labels of '{name}' go up to {classes - 1} in only {len(train) + len(test)} rows: "
-            "number the classes from 0 without gaps, or pass num_classes."
-        )
-    names = tuple(class_names or ())[:classes]
-    names += tuple(str(label) for label in range(len(names), classes))
-    return torch.from_numpy(train), torch.from_numpy(test), names
-
-
-def _one_per_row(name: str, labels: Any) -> np.ndarray:
-    array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
-    if array.ndim == 2 and array.shape[1] == 1:
-        array = array[:, 0]
-    if array.ndim != 1:
-        raise InputError(
-            f"The labels of '{name}' have shape {array.shape}: give one class number per row (argmax of one-hot rows)."
-        )
-    return array
-
-
-def _whole_numbers(name: str, labels: np.ndarray) -> np.ndarray:
-    if labels.dtype.kind not in "buif":
-        raise InputError(f"The labels of '{name}' are of type {labels.dtype}: give class numbers or strings.")
-    if labels.dtype.kind == "f":
-        wrong = ~np.isfinite(labels) | (labels != np.floor(labels))
-        if wrong.any():
-            row = int(wrong.argmax())
-            raise InputError(f"Label {labels[row]} in row {row} of '{name}' is not a class number: give whole numbers.")
-    return labels.astype(np.int64)
-
-
 @dataclass(frozen=True)
 class Dataset:
     """A data set with its official test set kept apart.
 
     `columns` holds further values per training row (hospital, writer), `fingerprint` is a hash of the content
     that a resumed run compares, and `recipe` says how `load` was called (`source` is None when the data came
-    as objects and cannot be loaded again by name).
+    as objects and cannot be loaded again by name). `notes` says what was done to labels and columns,
+    `features` which columns of a table the inputs are.
     """
 
     name: str
@@ -293,9 +290,11 @@ class Dataset:
     columns: dict[str, np.ndarray]
     fingerprint: str
     recipe: dict[str, Any] = field(default_factory=lambda: {"source": None})
+    notes: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return (
             f"Dataset({self.name}: {len(self.train)} training and {len(self.test)} test samples, "
-            f"{self.num_classes} classes, shape {self.input_shape})"
+            f"{self.num_classes} classes, shape {self.input_shape}{''.join(f'; {note}' for note in self.notes)})"
         )

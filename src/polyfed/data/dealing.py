@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
+import numbers
+from typing import Any
+
 import numpy as np
 
 from polyfed.core.errors import InputError
+
+
+def whole_number(what: str, value: Any, advice: str = "give a whole number of at least 1") -> int:
+    """Return a count as an int.
+
+    Raises
+    ------
+    InputError
+        If it is text, a fraction, yes or no, or below one.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+        raise InputError(f"{what}={value!r} is not possible: {advice}.")
+    return int(value)
+
+
+def is_number(value: Any) -> bool:
+    """Say whether a value is a finite number (not text, not yes or no)."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and bool(np.isfinite(float(value)))
 
 
 def check_room(samples: int, clients: int, min_size: int = 1) -> None:
@@ -15,10 +36,8 @@ def check_room(samples: int, clients: int, min_size: int = 1) -> None:
     InputError
         With the number of clients that would work.
     """
-    if clients < 1:
-        raise InputError(f"clients={clients} is not possible: give at least 1.")
-    if min_size < 1:
-        raise InputError(f"min_size={min_size} is not possible: give at least 1, because every client needs data.")
+    whole_number("clients", clients)
+    whole_number("min_size", min_size, "give a whole number of at least 1, because every client needs data")
     if clients > samples:
         raise InputError(f"There are more clients ({clients}) than samples ({samples}): ask for at most {samples}.")
     if clients * min_size > samples:

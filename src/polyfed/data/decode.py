@@ -81,7 +81,10 @@ def as_inputs(x: Any, what: str) -> Tensor:
     not, or where square images have 4 of them; otherwise they are first. uint8 stays uint8, and so do integer
     images within 0..255; the rest is float32.
     """
-    array = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
+    try:
+        array = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
+    except ValueError as error:
+        raise InputError(f"{what} has rows of different lengths: give samples of one shape.") from error
     if array.dtype.kind not in "buif":
         raise InputError(f"{what} must be numbers, not {array.dtype}: convert the inputs to a numeric array first.")
     if array.ndim < 2:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 
 from polyfed.core.errors import InputError
-from polyfed.data.dealing import apportion, check_room, check_sizes, draw_shares, lift
+from polyfed.data.dealing import apportion, check_room, check_sizes, draw_shares, is_number, lift
 
 Columns = Mapping[str, np.ndarray]
 
@@ -34,8 +35,8 @@ def _text(value: float) -> str:
 
 
 def _positive(what: str, value: float | None) -> None:
-    if value is None or not np.isfinite(value) or value <= 0:
-        raise InputError(f"{what}={value} is not possible: give a number above 0 (smaller is more uneven).")
+    if value is None or not is_number(value) or value <= 0:
+        raise InputError(f"{what}={value!r} is not possible: give a number above 0 (smaller is more uneven).")
 
 
 class Partitioner(ABC):
@@ -136,7 +137,7 @@ class LabelSets(Partitioner):
     cover: bool = False
 
     def __post_init__(self) -> None:
-        if not 1 <= self.low <= self.high:
+        if not (isinstance(self.low, Integral) and isinstance(self.high, Integral) and 1 <= self.low <= self.high):
             raise InputError(f"labels:{self.low}-{self.high} is not possible: give 1 <= low <= high labels per client.")
 
     def __str__(self) -> str:
@@ -194,7 +195,7 @@ class Shards(Partitioner):
     per_client: int
 
     def __post_init__(self) -> None:
-        if self.per_client < 1:
+        if not isinstance(self.per_client, Integral) or self.per_client < 1:
             raise InputError(f"shards:{self.per_client} is not possible: give at least 1 shard per client.")
 
     def __str__(self) -> str:
@@ -233,8 +234,8 @@ class Quantity(Partitioner):
             raise InputError("Quantity needs either alpha or ratio: for instance quantity:0.5 or quantity:ratio=10.")
         if self.alpha is not None:
             _positive("alpha", self.alpha)
-        elif self.ratio is None or not np.isfinite(self.ratio) or self.ratio < 1:
-            raise InputError(f"ratio={self.ratio} is not possible: give a number of at least 1.")
+        elif self.ratio is None or not is_number(self.ratio) or self.ratio < 1:
+            raise InputError(f"ratio={self.ratio!r} is not possible: give a number of at least 1.")
         check_room(self.min_size, 1, self.min_size)
 
     def __str__(self) -> str:
@@ -293,7 +294,10 @@ class ByColumn(Partitioner):
     def _values(self, columns: Columns) -> np.ndarray:
         if self.name not in columns:
             there = f"it has {', '.join(sorted(columns))}" if columns else "it has no columns besides the label"
-            raise InputError(f"The data has no column '{self.name}' to group by: {there}.")
+            raise InputError(
+                f"The data has no column '{self.name}' to group by: {there}. If it is a feature of a table, keep it "
+                f"for grouping with load(..., columns=['{self.name}'])."
+            )
         values = np.asarray(columns[self.name])
         missing = np.isnan(values) if values.dtype.kind == "f" else values == ""
         if np.any(missing):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,12 @@ import torch
 from polyfed.core.errors import InputError
 from polyfed.core.rng import numpy_generator
 from polyfed.core.samples import Samples, Scaling
-from polyfed.data.dataset import Dataset, build
+from polyfed.data.dataset import Dataset, check_part, samples_hash, usual_divisor
 from polyfed.data.decode import fit_images
+from polyfed.data.labels import number_classes
 from polyfed.data.objects import part_of
 from polyfed.data.sources import load
+from polyfed.data.tables import same_features
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,12 @@ def make_public(data: Dataset, public: Any, seed: int) -> Public:
     InputError
         If nothing would be left for the clients, or the samples cannot be brought to the clients' shape.
     """
-    if isinstance(public, str):
-        public = _read(public)
+    if isinstance(public, os.PathLike) and not Path(public).expanduser().exists():
+        raise InputError(f"There is no file or folder {public}: check the path.")
+    if isinstance(public, str | os.PathLike):
+        public = _read(os.fspath(public))
+    if isinstance(public, np.generic):
+        public = public.item()
     if public is None:
         return Public(None, None, np.empty(0, dtype=np.int64), None)
     if isinstance(public, int | float):
@@ -61,20 +69,17 @@ def make_public(data: Dataset, public: Any, seed: int) -> Public:
                 "give public=N to hold N rows out from the clients."
             )
         recipe = name if number is None else f"{name}:{number}"
-        source = load(name, resize=data.input_shape[1:] if len(data.input_shape) == 3 else None)
+        size = data.input_shape[1:] if len(data.input_shape) == 3 else None
+        source = load(name, resize=size, inputs=data.features or None)
     if isinstance(source, np.ndarray | torch.Tensor):  # inputs alone: nothing is known of their classes
-        source = (source, np.zeros(len(source), dtype=np.int64))
+        source = (source, np.full(source.shape[:1], -1))
     classes: int | None
     if isinstance(source, Dataset):
         samples, classes, fingerprint = source.train, source.num_classes, source.fingerprint
+        same_features(source.features, data.features, "the public set")
     else:
-        part = part_of(source)
-        known = source.scaling if isinstance(source, Samples) else None
-        checked = build("the public set", (part.inputs, part.labels), (part.inputs, part.labels), scaling=known)
-        samples, fingerprint = checked.train, checked.fingerprint
-        classes = checked.num_classes
-    if isinstance(public, np.ndarray | torch.Tensor):  # -1: there is no label, and none must be learned
-        samples, classes = replace(samples, y=torch.full_like(samples.y, -1)), None
+        samples, classes = _from_object(source, data.features)
+        fingerprint = samples_hash(samples)
     if number is not None and number > len(samples):
         raise InputError(f"The public set '{recipe}' has only {len(samples)} rows: ask for at most that many.")
     if number is not None:
@@ -82,6 +87,19 @@ def make_public(data: Dataset, public: Any, seed: int) -> Public:
         samples = samples.select(torch.from_numpy(rows))
     empty = np.empty(0, dtype=np.int64)
     return Public(_like(data, samples), classes, empty, recipe, f"{fingerprint}:{number}:{seed}")
+
+
+def _from_object(source: Any, features: tuple[str, ...]) -> tuple[Samples, int | None]:
+    """Return samples and their number of classes; labels that are all -1 say that there are none to be learned."""
+    what = "the public set"
+    part = part_of(source, {"inputs": features} if features else None, what)
+    check_part(what, part.inputs, part.labels)
+    labels = part.labels
+    scaling = Scaling(divisor=part.divisor or usual_divisor(part.inputs))
+    if labels.dtype.kind in "if" and (labels == -1).all():
+        return Samples(part.inputs, torch.from_numpy(labels.astype(np.int64)), scaling=scaling), None
+    numbered = number_classes({what: labels}, part.class_names)
+    return Samples(part.inputs, numbered.parts[0], scaling=scaling), len(numbered.names)
 
 
 def _read(text: str) -> Any:
@@ -112,13 +130,25 @@ def _held_out(data: Dataset, public: float, seed: int) -> Public:
 
 
 def _like(data: Dataset, samples: Samples) -> Samples:
-    """Bring samples to the clients' shape and, where both are bytes, to the clients' normalisation."""
+    """Bring samples to the clients' shape and to the clients' scaling."""
     if tuple(samples.x.shape[1:]) != data.input_shape:
         x = fit_images(samples.x[samples.rows()], data.input_shape, "The public set")
         samples = replace(samples, x=x, y=samples.labels(), index=None)
-    private = data.train.scaling
-    if samples.x.dtype == torch.uint8 and data.train.x.dtype == torch.uint8:
-        return replace(samples, scaling=Scaling(private.mean, private.std, samples.scaling.divisor))
-    if len(samples.scaling.mean) not in (1, data.input_shape[0]):  # its colours were changed
-        return replace(samples, scaling=private)
-    return samples
+    scaling = data.train.scaling
+    if len(data.input_shape) == 3:  # images may be kept in other units: bytes of 0..255 or 0..16, floats of 0..1
+        scaling = replace(scaling, divisor=_divisor_of_images(data.train, samples))
+    return replace(samples, scaling=scaling)
+
+
+def _divisor_of_images(private: Samples, public: Samples) -> float:
+    """Return what brings public images to the unit that the clients' images have after division."""
+    if private.x.dtype == public.x.dtype:
+        return private.scaling.divisor if public.x.is_floating_point() else public.scaling.divisor
+    whose, floats = ("clients'", private) if private.x.is_floating_point() else ("public", public)
+    low, high = float(floats.x.min()), float(floats.x.max())
+    if low < 0 or high > 1:
+        raise InputError(
+            f"The {whose} images are floats from {low:g} to {high:g} and the others are bytes, so they cannot be "
+            "brought to one unit: give floats from 0 to 1, or bytes (uint8) for both."
+        )
+    return public.scaling.divisor

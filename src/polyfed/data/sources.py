@@ -19,12 +19,14 @@ from polyfed.core.samples import Scaling
 from polyfed.data import hub
 from polyfed.data.cache import Store, files_key, name_key
 from polyfed.data.catalog import KNOWN, TEST_NAMES, TRAIN_NAMES, Known, folder_name, in_data_root, split_files
-from polyfed.data.dataset import Dataset, build, only_classes, stratified_holdout, subset
+from polyfed.data.dataset import Dataset, build, check_part, only_classes, stratified_holdout, subset
 from polyfed.data.decode import decode_images, fit_images, resize_images
+from polyfed.data.labels import number_classes, with_names
 from polyfed.data.objects import part_of
-from polyfed.data.tables import Part, Table, convert, read_parquet
+from polyfed.data.tables import Part, Table, convert, read_parquet, same_features
 
 HOLDOUT = 0.2  # share of a set without a test part that becomes its test part
+FILES = (".parquet", ".csv", ".tsv", ".json", ".jsonl", ".npy", ".npz", ".txt", ".zip")  # what a Hub id never ends with
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 SOME_CLASSES = re.compile(r"(\w+(?::\w+)?)/(\d+)-(\d+)")  # fashion_mnist/5-9: the classes 5 to 9, numbered from 0
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -41,10 +43,11 @@ def load(
     limit: int | tuple[int | None, int | None] | None = None,
     seed: int = 0,
     resize: int | tuple[int, int] | None = None,
-    inputs: str | None = None,
+    inputs: str | Sequence[str] | None = None,
     label: str | None = None,
-    columns: Sequence[str] = (),
+    columns: str | Sequence[str] = (),
     num_classes: int | None = None,
+    class_names: Sequence[str] | None = None,
     normalize: bool = True,
     cache: PathLike | bool | None = None,
 ) -> Dataset:
@@ -71,9 +74,12 @@ def load(
     resize
         Height and width (or one number for both) that images are brought to.
     inputs, label, columns
-        Names of the input column, the label column, and of number columns that are not features (tables only).
-    num_classes
-        Number of classes, where it is not the highest label plus one.
+        Names of the input column (or of all features), the label column, and of number columns that are not features
+        (tables only). A column named like an identifier, with another number in every row, is not a feature unless
+        it is named (`Dataset.notes` says so).
+    num_classes, class_names
+        The classes, where they are not just the labels that occur in training. Labels that do not count from 0 are
+        numbered from 0, with what they were as names (`Dataset.notes` says so).
     normalize
         False: inputs are only divided (bytes by 255), without mean and standard deviation.
     cache
@@ -87,10 +93,11 @@ def load(
     size = _size(resize)
     options = {
         "resize": size,
-        "inputs": inputs,
+        "inputs": inputs if inputs is None or isinstance(inputs, str) else list(inputs),
         "label": label,
-        "columns": list(columns) or None,
+        "columns": [columns] if isinstance(columns, str) else list(columns or ()) or None,
         "num_classes": num_classes,
+        "class_names": class_names if class_names is None or isinstance(class_names, str) else list(class_names),
         "normalize": None if normalize else False,
     }
     options = {key: value for key, value in options.items() if value is not None}
@@ -112,8 +119,7 @@ def load(
     elif isinstance(source, os.PathLike):
         raise InputError(f"There is no file or folder {source}: check the path.")
     else:
-        train_part, test_part = part_of(source, options), None if test is None else part_of(test, options)
-        dataset = _assemble("own data", train_part, test_part, options, seed)
+        dataset = _from_objects(source, test, options, seed)
     dataset = subset(dataset, limit, seed)
     recipe: dict[str, Any] = {"source": None}
     if isinstance(source, str | os.PathLike) and (test is None or isinstance(test, str | os.PathLike)):
@@ -121,6 +127,13 @@ def load(
         recipe = {"source": source, **{key: value for key, value in given.items() if value is not None}}
         recipe = json.loads(json.dumps(recipe, default=os.fspath))
     return replace(dataset, name=name or dataset.name, recipe=recipe)
+
+
+def _from_objects(source: Any, test: Any, options: dict[str, Any], seed: int) -> Dataset:
+    train_part = part_of(source, options, "the training set of 'own data'")
+    options = {**options, "inputs": train_part.features or options.get("inputs")}
+    test_part = None if test is None else part_of(test, options, "the test set of 'own data'")
+    return _assemble("own data", train_part, test_part, options, seed)
 
 
 def _known(name: str, path: PathLike | None, options: dict[str, Any], seed: int, store: Store) -> Dataset:
@@ -156,7 +169,7 @@ def _download(name: str, known: Known, options: dict[str, Any], seed: int) -> Da
 
 
 def _from_hub(source: str, path: PathLike | None, options: dict[str, Any], seed: int, store: Store) -> Dataset:
-    if source.endswith(".parquet") or source.startswith((".", "/", "~")) or "\\" in source:
+    if source.endswith(FILES) or source.startswith((".", "/", "~")) or "\\" in source:
         raise InputError(f"There is no file or folder {source}: check the path.")
     if not HUB_ID.fullmatch(source):
         raise unknown("data set", source, KNOWN)
@@ -244,7 +257,9 @@ def _from_tables(
     for key in ("inputs", "label"):
         if known is not None and picks[key] is None and getattr(known, key) in tables[0].rows.column_names:
             picks[key] = getattr(known, key)
-    parts = [convert(table, columns=options.get("columns", ()), **picks) for table in tables]
+    parts = [convert(tables[0], columns=options.get("columns", ()), **picks)]
+    picks["inputs"] = parts[0].features or picks["inputs"]  # the same features in the same order
+    parts += [convert(table, columns=options.get("columns", ()), **picks) for table in tables[1:]]
     scaling = None
     if known is not None:
         options = {"num_classes": known.classes, **options} if picks["label"] == known.label else options
@@ -272,7 +287,7 @@ def _from_pictures(
             files = [file for group in groups.values() for file in group]
             labels = np.array([label for label, group in groups.items() for _ in group])
             x = decode_images(files, f"{name} ({what})", options.get("resize"))
-            parts.append(Part(x, labels, tuple(sorted({*train, *test})), {}))
+            parts.append(Part(x, labels, tuple(sorted(train)), {}))
     return _assemble(name, parts[0], parts[1] if len(parts) > 1 else None, options, seed)
 
 
@@ -280,10 +295,18 @@ def _assemble(
     name: str, train: Part, test: Part | None, options: dict[str, Any], seed: int, scaling: Scaling | None = None
 ) -> Dataset:
     """Put the parts together: hold out a test part if there is none, one number of channels, one size."""
-    if test is None and len(train.inputs) == len(train.labels):
+    class_names, num_classes = options.get("class_names") or train.class_names, options.get("num_classes")
+    notes = train.notes
+    if test is None:
+        whole = f"the training set of '{name}'"
+        check_part(whole, train.inputs, train.labels)
+        numbered = number_classes({whole: train.labels}, class_names, num_classes)  # before a class may lose its rows
+        train, class_names = replace(train, labels=numbered.parts[0].numpy()), numbered.names
+        notes += numbered.notes
         train, test = _hold_out(name, train, seed)
-    elif test is None:
-        test = train  # `build` says what is wrong with the lengths
+    elif train.class_names and test.class_names and train.class_names != test.class_names:  # numbers mean other classes
+        train, test = _by_name(train, f"the training set of '{name}'"), _by_name(test, f"the test set of '{name}'")
+    same_features(test.features, train.features, f"the test set of '{name}'")
     x, x_test = train.inputs, test.inputs
     if x.dim() == x_test.dim() == 4 and {x.shape[1], x_test.shape[1]} == {1, 3}:
         x, x_test = (fit_images(part, (3, *part.shape[2:]), name) for part in (x, x_test))
@@ -295,27 +318,33 @@ def _assemble(
         name,
         (x, train.labels),
         (x_test, test.labels),
-        class_names=train.class_names,
-        num_classes=options.get("num_classes"),
+        class_names=class_names,
+        num_classes=num_classes,
         columns=train.columns,
         scaling=scaling,
+        divisor=train.divisor,
         normalize=options.get("normalize", True),
+        notes=notes,
+        features=train.features,
     )
+
+
+def _by_name(part: Part, what: str) -> Part:
+    assert part.class_names is not None
+    return replace(part, labels=with_names(part.labels, part.class_names, what))
 
 
 def _hold_out(name: str, part: Part, seed: int) -> tuple[Part, Part]:
     if len(part.labels) < 2:
         raise InputError(f"'{name}' has {len(part.labels)} samples and no test part: give test=... or more samples.")
-    held = stratified_holdout(
-        np.asarray(part.labels).reshape(len(part.labels), -1)[:, 0], HOLDOUT, numpy_generator(seed, "test")
-    )
+    held = stratified_holdout(part.labels, HOLDOUT, numpy_generator(seed, "test"))
     kept = np.setdiff1d(np.arange(len(part.labels)), held)
     return tuple(  # type: ignore[return-value]
-        Part(
-            part.inputs[torch.from_numpy(rows)],
-            part.labels[rows],
-            part.class_names,
-            {key: values[rows] for key, values in part.columns.items()},
+        replace(
+            part,
+            inputs=part.inputs[torch.from_numpy(rows)],
+            labels=part.labels[rows],
+            columns={key: values[rows] for key, values in part.columns.items()},
         )
         for rows in (kept, held)
     )

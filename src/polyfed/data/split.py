@@ -13,13 +13,15 @@ import torch
 from polyfed.core.errors import InputError
 from polyfed.core.rng import numpy_generator
 from polyfed.core.samples import Samples
-from polyfed.data.dataset import Dataset, build
-from polyfed.data.dealing import check_room, check_sizes
+from polyfed.data.dataset import Dataset, build, check_part, usual_divisor
+from polyfed.data.dealing import check_room, check_sizes, is_number, whole_number
+from polyfed.data.labels import joined_names, with_names
 from polyfed.data.objects import part_of
 from polyfed.data.parse import FlowerPartitioner, as_partitioner
 from polyfed.data.partition import IID, Dirichlet, LabelSets, Quantity
 from polyfed.data.public import Public, make_public
 from polyfed.data.sources import load
+from polyfed.data.tables import Part, same_features
 
 DEFAULT_CLIENTS = 10
 
@@ -67,6 +69,7 @@ def split(
     labels = data.train.labels().numpy()[rows]
     if clients is None:
         clients = partitioner.natural_clients(labels, columns) or DEFAULT_CLIENTS
+    clients = whole_number("clients", clients)
     if not isinstance(partitioner, LabelSets) or not partitioner.share:
         check_room(len(rows), clients, min_size)
     if isinstance(partitioner, Dirichlet | Quantity):
@@ -105,8 +108,8 @@ def from_recipe(recipe: Mapping[str, Any]) -> Clients:
 def _assemble(
     data: Dataset, parts: Sequence[np.ndarray], seed: int, validation: float, public: Public, recipe: dict[str, Any]
 ) -> Clients:
-    if not 0 <= validation < 1:
-        raise InputError(f"validation={validation} is not possible: give a share of at least 0 and below 1.")
+    if not is_number(validation) or not 0 <= validation < 1:
+        raise InputError(f"validation={validation!r} is not possible: give a share of at least 0 and below 1.")
     digest = hashlib.sha256(f"{data.fingerprint}|{public.fingerprint}".encode())
     digest.update(public.rows.astype(np.int64).tobytes())
     train: list[Samples] = []
@@ -133,7 +136,55 @@ def _assemble(
         fingerprint=digest.hexdigest(),
         recipe=recipe,
         public_classes=public.classes,
+        notes=data.notes,
     )
+
+
+def _read_part(what: str, source: Any, first: Part | None = None) -> Part:
+    """Read one part, so that whatever is wrong with it is said about this one; tables as the first one was read."""
+    part = part_of(source, {"inputs": first.features} if first is not None and first.features else None, what)
+    if first is not None:
+        same_features(part.features, first.features, what)
+    if len(part.inputs) == 0:
+        raise InputError(f"{what.capitalize()} has no samples: give it some or leave it out.")
+    check_part(what, part.inputs, part.labels)
+    return part
+
+
+def _check_divisors(parts: Sequence[Part], test: Part) -> None:
+    """Refuse samples that were scaled differently before: one client's 16 must not be another's 255."""
+    whose = {**{f"client {client}": part for client, part in enumerate(parts)}, "the test set": test}
+    divisors = {of: part.divisor or usual_divisor(part.inputs) for of, part in whose.items()}
+    for of, divisor in divisors.items():
+        if divisor != divisors["client 0"] and whose[of].inputs.dtype == parts[0].inputs.dtype:
+            raise InputError(
+                f"The inputs of {of} are divided by {divisor:g}, but those of client 0 by "
+                f"{divisors['client 0']:g}: bring them to one unit."
+            )
+
+
+def _check_kinds(parts: Sequence[Part], test: Part) -> None:
+    """Refuse names beside numbers, which nobody said to be the same classes."""
+    kinds = {True: "names", False: "numbers"}
+    first = parts[0].labels.dtype.kind == "U"
+    for what, part in (*((f"client {client}", part) for client, part in enumerate(parts)), ("the test set", test)):
+        if (part.labels.dtype.kind == "U") != first:
+            raise InputError(
+                f"The labels of {what} are {kinds[not first]}, but those of client 0 are {kinds[first]}: "
+                "give one kind everywhere."
+            )
+
+
+def _join_names(parts: list[Part], test: Part) -> tuple[list[Part], Part, tuple[str, ...] | None]:
+    """Join lists of class names: where they differ, numbers mean other classes and are turned into names."""
+    lists = [part.class_names for part in (*parts, test) if part.class_names]
+    if not lists or all(names == lists[0] for names in lists):
+        return parts, test, lists[0] if lists else None
+    named = [
+        replace(part, labels=with_names(part.labels, part.class_names, "a part")) if part.class_names else part
+        for part in (*parts, test)
+    ]
+    return named[:-1], named[-1], joined_names([part.class_names for part in parts if part.class_names])
 
 
 @dataclass(frozen=True)
@@ -142,7 +193,8 @@ class Clients:
 
     `validation` has None for a client too small to spare a row. `public` keeps its labels (of `public_classes`
     classes, which need not be the clients'), but a method treats it as unlabelled unless it says otherwise.
-    `recipe` can be written as JSON and, when `recipe["repeatable"]`, given to `from_recipe`.
+    `recipe` can be written as JSON and, when `recipe["repeatable"]`, given to `from_recipe`. `notes` says what was
+    done to labels and columns.
     """
 
     name: str
@@ -156,6 +208,7 @@ class Clients:
     fingerprint: str
     recipe: dict[str, Any] = field(default_factory=dict)
     public_classes: int | None = None
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.train)
@@ -207,6 +260,7 @@ class Clients:
         total = sum(row["samples"] for row in rows)
         public = f", {len(self.public)} public" if self.public is not None else ""
         lines.append(f"{self.name}: {len(self)} clients, {total} training samples{public}, {len(self.test)} for test")
+        lines += [f"{self.name}: {note}" for note in self.notes]
         return "\n".join(lines)
 
     @classmethod
@@ -232,7 +286,8 @@ class Clients:
         test
             The common test set, of the same kind.
         num_classes, class_names
-            The classes, where they are not the highest label plus one.
+            The classes, where they are not just the labels that occur at the clients. Parts with names of their own
+            (a `Dataset`) are joined by name.
         validation, public, seed
             As in `split`; a `public` number is not possible here, because no common rows are held.
         normalize
@@ -243,30 +298,40 @@ class Clients:
         InputError
             If there are no parts, a client has no data, or samples of different shapes.
         """
+        if parts is not None and (not isinstance(parts, Sequence) or isinstance(parts, str | bytes)):
+            raise InputError(
+                f"Clients cannot be made of parts of type {type(parts).__name__}: give a list, a part each."
+            )
         if not parts:
             raise InputError("There are no clients: give at least one part.")
         if isinstance(public, int | float) or (isinstance(public, str) and public.replace(".", "", 1).isdigit()):
             raise InputError("Separate parts have no common rows to hold out: give public as a name or as data.")
-        read = [part_of(part) for part in parts]
+        read = [_read_part("client 0", parts[0])]
+        read += [_read_part(f"client {client}", part, read[0]) for client, part in enumerate(parts) if client]
+        held = _read_part("the test set", test, read[0])
         for client, part in enumerate(read):
-            if len(part.inputs) == 0:
-                raise InputError(f"Client {client} has no samples: give it some or leave it out.")
-            if len(part.inputs) != len(part.labels):
-                raise InputError(f"Client {client} has {len(part.inputs)} inputs but {len(part.labels)} labels.")
             if part.inputs.shape[1:] != read[0].inputs.shape[1:] or part.inputs.dtype != read[0].inputs.dtype:
                 raise InputError(
                     f"Client {client} has samples of shape {tuple(part.inputs.shape[1:])} ({part.inputs.dtype}), but "
                     f"client 0 has {tuple(read[0].inputs.shape[1:])} ({read[0].inputs.dtype}): bring them to one form."
                 )
+        _check_divisors(read, held)
+        read, held, known = _join_names(read, held)
+        if known is None:
+            _check_kinds(read, held)
+        elif any(part.labels.dtype.kind == "U" for part in (*read, held)):  # one kind, before they are put together
+            read = [replace(part, labels=part.labels.astype(str)) for part in read]
         ends = np.cumsum([len(part.inputs) for part in read])
-        held = part_of(test)
         data = build(
             name,
             (torch.cat([part.inputs for part in read]), np.concatenate([part.labels for part in read])),
             (held.inputs, held.labels),
             num_classes=num_classes,
-            class_names=class_names,
+            class_names=class_names or known,
+            divisor=read[0].divisor,
             normalize=normalize,
+            notes=read[0].notes,
+            features=read[0].features,
         )
         indices = np.split(np.arange(ends[-1]), ends[:-1])
         recipe = {"data": {"source": None}, "clients": len(read), "seed": seed, "repeatable": False}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +14,16 @@ from torch import Tensor
 
 from polyfed.core.errors import InputError
 from polyfed.data.decode import as_inputs, decode_images
+from polyfed.data.labels import label_array
 
 if TYPE_CHECKING:
     import pyarrow  # type: ignore[import-untyped]
 
 LABELS = ("label", "labels", "fine_label", "target", "class", "y")
 IMAGES = ("image", "img", "x", "pixels", "features")
+IDENTIFIER = re.compile(
+    r"(?:.*[_ .-])?(?:id|Id|ID)|.*[a-z](?:Id|ID)|(?i:uuid|guid|index|unnamed: ?\d+|__index_level_\d+__)"
+)
 
 
 @dataclass(frozen=True)
@@ -32,12 +37,19 @@ class Table:
 
 @dataclass(frozen=True)
 class Part:
-    """What one split gives: inputs, labels (numbers or strings), class names if known, further columns."""
+    """What one split gives: inputs, labels (numbers or strings), class names if known, further columns.
+
+    `divisor` is known where the inputs were scaled before (digits go from 0 to 16), `features` are the names of the
+    columns of a feature table, and `notes` say what was left out.
+    """
 
     inputs: Tensor
     labels: np.ndarray
     class_names: tuple[str, ...] | None
     columns: dict[str, np.ndarray]
+    divisor: float | None = None
+    features: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def read_parquet(files: Sequence[Path]) -> Table:
@@ -56,6 +68,10 @@ def read_parquet(files: Sequence[Path]) -> Table:
         try:
             pieces.append(pq.read_table(file, partitioning=None))
         except (OSError, pa.ArrowException) as error:
+            if file.suffix != ".parquet":
+                raise InputError(
+                    f"{file} is not a parquet file: convert it (for instance with pandas: read_csv, to_parquet)."
+                ) from error
             reason = str(error).splitlines()[0].rstrip(".")
             raise InputError(
                 f"{file} cannot be read as a parquet file ({reason}): it may be truncated; copy or download it again."
@@ -80,14 +96,15 @@ def table_of(dataset: Any, what: str) -> Table:
 def convert(
     table: Table,
     *,
-    inputs: str | None = None,
+    inputs: str | Sequence[str] | None = None,
     label: str | None = None,
     columns: Sequence[str] = (),
     resize: tuple[int, int] | None = None,
 ) -> Part:
     """Find the input and label columns of a table and turn them into arrays.
 
-    Without an image or list column, all number columns but the label and `columns` are the features.
+    Without an image or list column, all number columns but the label, `columns` and identifiers are the features. An
+    identifier has a name like one and another whole number in every row; named in `inputs` it is a feature, too.
 
     Raises
     ------
@@ -95,11 +112,12 @@ def convert(
         If a column is missing (with the columns there are), empty, or of a type that cannot be used.
     """
     present = table.rows.column_names
-    for name in (inputs, label, *columns):
+    named = [inputs] if isinstance(inputs, str) else list(inputs or ())
+    for name in (*named, label, *columns):
         if name is not None and name not in present:
             raise InputError(f"{table.what} has no column '{name}': its columns are {', '.join(present)}.")
     label = label or _find_label(table)
-    x_columns = [inputs] if inputs else _find_inputs(table, label, columns)
+    x_columns, left_out = (named, []) if named else _find_inputs(table, label, columns)
     x = _features(table, x_columns, resize)
     labels = _labels(table, label)
     others = {
@@ -107,7 +125,34 @@ def convert(
         for name in present
         if name != label and name not in x_columns and (name in columns or _is_scalar(table.rows.schema.field(name)))
     }
-    return Part(x, labels, table.class_names.get(label), others)
+    whole = _is_encoded(table.rows.schema.field(x_columns[0]).type) or _is_list(
+        table.rows.schema.field(x_columns[0]).type
+    )
+    return Part(
+        x,
+        labels,
+        table.class_names.get(label),
+        others,
+        features=() if whole else tuple(x_columns),
+        notes=tuple(
+            f"column '{name}' is an identifier, not a feature (inputs=[...] would keep it)" for name in left_out
+        ),
+    )
+
+
+def same_features(features: Sequence[str], first: Sequence[str], what: str) -> None:
+    """Refuse a part whose features are others than those of the first part, or in another order.
+
+    Raises
+    ------
+    InputError
+        With both lists.
+    """
+    if features and first and tuple(features) != tuple(first):
+        raise InputError(
+            f"{what[0].upper()}{what[1:]} has the features {', '.join(features)}, but expected are "
+            f"{', '.join(first)}, in this order: load it with inputs={list(first)}."
+        )
 
 
 def _names_from_metadata(metadata: dict[bytes, bytes] | None) -> dict[str, tuple[str, ...]]:
@@ -136,7 +181,8 @@ def _find_label(table: Table) -> str:
     )
 
 
-def _find_inputs(table: Table, label: str, columns: Sequence[str]) -> list[str]:
+def _find_inputs(table: Table, label: str, columns: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the input columns, and identifiers that were left out."""
     import pyarrow.types as types  # type: ignore[import-untyped]
 
     fields = [field for field in table.rows.schema if field.name != label and field.name not in columns]
@@ -145,18 +191,28 @@ def _find_inputs(table: Table, label: str, columns: Sequence[str]) -> list[str]:
         preferred = [name for name in IMAGES if name in whole]
         if len(whole) > 1 and not preferred:
             raise InputError(f"{table.what} has several input columns ({', '.join(whole)}): pass inputs='...' for one.")
-        return [(preferred or whole)[0]]
+        return [(preferred or whole)[0]], []
     numbers = [
         field.name
         for field in fields
         if (types.is_integer(field.type) or types.is_floating(field.type)) and field.name not in table.class_names
     ]
+    left_out = [name for name in numbers if _is_identifier(table, name)]
+    numbers = [name for name in numbers if name not in left_out]
     if not numbers:
         raise InputError(
             f"{table.what} has no image or number columns besides '{label}'; its columns are "
             f"{', '.join(table.rows.column_names)}: pass inputs='...'."
         )
-    return numbers
+    return numbers, left_out
+
+
+def _is_identifier(table: Table, name: str) -> bool:
+    import pyarrow.types as types
+
+    if not IDENTIFIER.fullmatch(name) or not types.is_integer(table.rows.schema.field(name).type):
+        return False
+    return bool(len(table.rows[name].unique()) == table.rows.num_rows)
 
 
 def _features(table: Table, names: list[str], resize: tuple[int, int] | None) -> Tensor:
@@ -168,7 +224,15 @@ def _features(table: Table, names: list[str], resize: tuple[int, int] | None) ->
             return as_inputs(np.array(table.rows[names[0]].to_pylist()), f"Column '{names[0]}' of {table.what}")
         except ValueError as error:
             raise InputError(f"Column '{names[0]}' of {table.what} has rows of different lengths.") from error
-    return as_inputs(np.stack([_scalars(table, name) for name in names], axis=1), table.what)
+    scalars = {name: _scalars(table, name) for name in names}
+    for name, values in scalars.items():
+        missing = np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), dtype=bool)
+        if missing.any():
+            raise InputError(
+                f"Column '{name}' of {table.what} has no number in {int(missing.sum())} rows, the first is row "
+                f"{int(missing.argmax())}: fill them in, remove the rows, or leave the column out (columns=['{name}'])."
+            )
+    return as_inputs(np.stack(list(scalars.values()), axis=1), table.what)
 
 
 def _blobs(table: Table, name: str) -> list[bytes | Path]:
@@ -195,7 +259,7 @@ def _labels(table: Table, name: str) -> np.ndarray:
     if column.null_count:
         row = column.to_pylist().index(None)
         raise InputError(f"Row {row} of {table.what} has no label in column '{name}': remove the row.")
-    return np.array(column.to_pylist())
+    return label_array(column.to_pylist(), table.what)
 
 
 def _scalars(table: Table, name: str) -> np.ndarray:

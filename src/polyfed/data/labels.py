@@ -1,0 +1,190 @@
+"""Labels of any kind (names, numbers from 1, numbers with gaps) become classes 0..C-1, the same in every part."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyfed.core.errors import InputError
+
+FEW = 8  # so many labels are listed in a note; more are counted
+
+
+def label_array(labels: Any, what: str) -> np.ndarray:
+    """Return labels as one row of numbers or strings.
+
+    Raises
+    ------
+    InputError
+        If a label is missing, there is not one for each row, or they are neither numbers nor strings.
+    """
+    if labels is None:
+        raise InputError(f"The labels of {what} are missing: give a pair of arrays (inputs, labels).")
+    try:
+        array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    except ValueError as error:  # rows of different lengths
+        raise InputError(f"The labels of {what} are uneven rows: give one class number per row.") from error
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1:
+        raise InputError(
+            f"The labels of {what} have shape {array.shape}: give one class number per row (argmax of one-hot rows)."
+        )
+    if array.dtype.kind == "O":
+        values = array.tolist()
+        for row, value in enumerate(values):
+            if value is None or (isinstance(value, float) and np.isnan(value)):
+                raise InputError(f"Row {row} of {what} has no label: remove the row.")
+        array = np.array(values if all(isinstance(value, numbers.Real) for value in values) else list(map(str, values)))
+    if array.dtype.kind not in "buifUS":
+        raise InputError(f"The labels of {what} are of type {array.dtype}: give class numbers or strings.")
+    return array.astype(str) if array.dtype.kind in "US" else array
+
+
+def number_classes(
+    parts: Mapping[str, np.ndarray], class_names: Sequence[str] | None = None, num_classes: int | None = None
+) -> Numbered:
+    """Give the classes numbers from 0, in all parts alike.
+
+    Declared classes (by names or number) keep their numbers, whether all of them occur or not; where the labels go
+    from 1 to the number of classes, they count from 1. Otherwise the classes are the labels of the first part.
+
+    Parameters
+    ----------
+    parts
+        The labels of each part (`label_array`) by what messages call it, the training part first.
+    class_names, num_classes
+        The classes, where they are known.
+
+    Raises
+    ------
+    InputError
+        If a label is outside the declared classes, never occurs in training, is negative or not a whole number.
+    """
+    _check_declared(class_names, num_classes)
+    if any(labels.dtype.kind == "U" for labels in parts.values()):
+        given = {what: labels.astype(str) for what, labels in parts.items()}
+        known = np.array(class_names if class_names else np.unique(next(iter(given.values()))))
+        _check_known(given, known, declared=bool(class_names))
+        order = np.argsort(known)
+        numbered = [order[np.searchsorted(known, labels, sorter=order)] for labels in given.values()]
+        return _made(numbered, tuple(known.tolist()), num_classes)
+    whole = {what: _whole_numbers(what, labels) for what, labels in parts.items()}
+    everything = np.concatenate(list(whole.values()))
+    classes = num_classes or (len(class_names) if class_names else None)
+    if classes is None:
+        return _undeclared(whole)
+    if everything.min() >= 1 and everything.max() == classes:
+        names = tuple(class_names or ())[:classes]
+        names += tuple(str(label) for label in range(len(names) + 1, classes + 1))
+        return _made([labels - 1 for labels in whole.values()], names, classes, _note(np.arange(1, classes + 1)))
+    for what, labels in whole.items():
+        wrong = labels >= classes
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise InputError(
+                f"Label {labels[row]} in row {row} of {what} is outside 0..{classes - 1}: "
+                "number the classes from 0 or pass num_classes."
+            )
+    return _made(list(whole.values()), tuple(class_names or ()), classes)
+
+
+def with_names(labels: np.ndarray, class_names: Sequence[str], what: str) -> np.ndarray:
+    """Return class numbers as names, so that parts with different lists of classes can be joined."""
+    numbered = number_classes({what: labels}, class_names)
+    return np.array([numbered.names[label] for label in numbered.parts[0].tolist()])
+
+
+def joined_names(lists: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """Return all class names of several lists, in the order in which they come (numbers by their value)."""
+    names = list(dict.fromkeys(name for names in lists for name in names))
+    return tuple(sorted(names, key=int) if all(name.isdecimal() for name in names) else names)
+
+
+def _check_declared(class_names: Sequence[str] | None, num_classes: int | None) -> None:
+    if isinstance(class_names, str):
+        raise InputError(f"class_names='{class_names}' is one text: give a list with a name for each class.")
+    if num_classes is not None and (
+        isinstance(num_classes, bool) or not isinstance(num_classes, numbers.Integral) or num_classes < 1
+    ):
+        raise InputError(f"num_classes={num_classes!r} is not possible: give a whole number of at least 1.")
+    for name in class_names or ():
+        if list(class_names or ()).count(name) > 1:
+            raise InputError(f"class_names has '{name}' twice: give every class a name of its own.")
+    if num_classes is not None and len(class_names or ()) > num_classes:
+        raise InputError(f"There are {len(class_names or ())} class names but num_classes={num_classes}.")
+
+
+def _check_known(parts: Mapping[str, np.ndarray], known: np.ndarray, declared: bool) -> None:
+    for what, labels in parts.items():
+        wrong = ~np.isin(labels, known)
+        if wrong.any():
+            row = int(wrong.argmax())
+            label = f"'{labels[row]}'" if labels.dtype.kind == "U" else labels[row]
+            if declared:
+                raise InputError(f"Label {label} in row {row} of {what} is not one of the classes {', '.join(known)}.")
+            raise InputError(
+                f"Label {label} in row {row} of {what} never occurs in its training set, so no network can learn it: "
+                "correct or remove such rows, or say which classes there are (class_names=..., or num_classes=...)."
+            )
+
+
+def _whole_numbers(what: str, labels: np.ndarray) -> np.ndarray:
+    if labels.dtype.kind == "f":
+        wrong = ~np.isfinite(labels) | (labels != np.floor(labels))
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise InputError(f"Label {labels[row]} in row {row} of {what} is not a class number: give whole numbers.")
+    labels = labels.astype(np.int64)
+    if (labels < 0).any():
+        row = int((labels < 0).argmax())
+        raise InputError(f"Label {labels[row]} in row {row} of {what} is negative: number the classes from 0.")
+    return labels
+
+
+def _undeclared(parts: Mapping[str, np.ndarray]) -> Numbered:
+    known = np.unique(next(iter(parts.values())))
+    _check_known(parts, known, declared=False)
+    if np.array_equal(known, np.arange(len(known))):
+        return _made(list(parts.values()), (), len(known))
+    what, rows = next((what, len(labels)) for what, labels in parts.items())
+    if known[-1] - known[0] >= len(known) and 2 * len(known) > rows:
+        raise InputError(
+            f"The labels of {what} are {len(known)} different numbers in {rows} rows, up to {known[-1]}, which are "
+            "not classes: number the classes from 0 without gaps, or pass num_classes."
+        )
+    names = tuple(str(label) for label in known.tolist())
+    return _made([np.searchsorted(known, labels) for labels in parts.values()], names, None, _note(known))
+
+
+def _note(labels: np.ndarray) -> str:
+    listed = labels.tolist()
+    if listed[-1] - listed[0] == len(listed) - 1:
+        old = f"{listed[0]} to {listed[-1]}"
+    else:
+        old = ", ".join(map(str, listed[:FEW])) + (f", ... ({len(listed)} in all)" if len(listed) > FEW else "")
+    return f"labels {old} are the classes 0 to {len(listed) - 1}"
+
+
+def _made(
+    parts: Sequence[np.ndarray], names: tuple[str, ...], classes: int | None, note: str | None = None
+) -> Numbered:
+    """Complete the names: a class without one is called by its number."""
+    names += tuple(str(label) for label in range(len(names), classes or 0))
+    tensors = tuple(torch.from_numpy(np.ascontiguousarray(labels, dtype=np.int64)) for labels in parts)
+    return Numbered(tensors, names, () if note is None else (note,))
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """The class numbers of each part, the name of each class, and what a reader should know about them."""
+
+    parts: tuple[Tensor, ...]
+    names: tuple[str, ...]
+    notes: tuple[str, ...]
