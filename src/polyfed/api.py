@@ -199,6 +199,11 @@ def resume(out: str | Path, observers: Sequence[Callable[[Line], None]] = ()) ->
         When the run used objects that only its own script can make again.
     """
     _, config = RunDirectory.open(Path(out))
+    if "federation" in config:
+        raise RunDirectoryError(
+            f"The run in {out} is a real federation: continue it with 'polyfed serve --resume --out {out}' and the "
+            "same --keys (or --insecure and --sites) as before."
+        )
     if not config["repeatable"]:
         raise RunDirectoryError(
             f"The run in {out} used models, data or a method from a script: call polyfed.run(..., resume=True) in that "
