@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 
 import faulty
+import httpx
 import pytest
 from town import FLOWER
 from typer.testing import CliRunner
@@ -119,7 +120,7 @@ def test_a_site_with_the_keys_of_another_is_refused():
         ("faulty:EXAMPLE", "faulty:numbers", "has no attribute 'EXAMPLE'"),
         ("faulty:__name__", "faulty:numbers", "name a function or class"),
         ("mpl:1x8", "faulty:numbers", "Unknown model 'mpl': did you mean 'mlp'?"),
-        ("mlp:1x", "faulty:numbers", "mlp:1x"),
+        ("mlp:1x", "faulty:numbers", "Unknown option for the model 'mlp' '1x'"),
     ],
 )
 def test_a_model_or_data_that_cannot_be_used_is_named_before_anybody_is_asked(call, model, data, words):
@@ -270,7 +271,14 @@ def test_join_to_something_else_says_what_is_there(tmp_path, monkeypatch):
     finally:
         other.shutdown()
         silent.close()
-    assert reach.look("host.invalid:9092", None) == "this host name is not known here"
+
+
+def test_join_to_an_unknown_host_says_so(monkeypatch):
+    def fail(*given, **options):
+        raise httpx.ConnectError("Name or service not known") from socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(httpx, "get", fail)
+    assert reach.look("fed.example.org:9092", None) == "this host name is not known here"
 
 
 def test_join_finds_a_server_of_ours_and_only_with_its_keys(house, tmp_path):

@@ -24,6 +24,7 @@ REFUSED = 120.0  # seconds of refusals after which a site gives up: a vanished t
 PAUSE = 2.0  # seconds before SuperNode is started again
 REMIND = 60.0  # seconds between two sentences about a server that is away
 LOOK = 1.0  # seconds between two looks at the connection
+LOST = 5.0  # seconds without an answer of the server that are worth a sentence
 FAREWELL = 10.0  # seconds for the last words of a site that cannot take part
 
 
@@ -101,7 +102,7 @@ class Attendance:
         self.refused_since: float | None = None
         self.silent_since = time.monotonic()
         self.looked = self.told_lost = float("-inf")
-        self.lost = False
+        self.lost_since: float | None = None
         self.sent = 0
         self.connected = False
 
@@ -119,7 +120,7 @@ class Attendance:
             if self.site.refused is not None:  # the server hears why, and says goodbye
                 leave = min(leave, time.monotonic() + FAREWELL)
             self._look()
-            if worked or (self.connected and not self.lost):
+            if worked or (self.connected and self.lost_since is None):
                 self.silent_since = time.monotonic()
             elif time.monotonic() - self.silent_since > self.joining.give_up:
                 raise LinkError(
@@ -146,10 +147,13 @@ class Attendance:
             self.connected = True
             self.refused_since = None
             self.say("Connected.")
-        before, self.lost = self.lost, self.link.lost()
-        if before and not self.lost and self.connected:
-            self.say("The server answers again.")
-        if self.lost and now - self.told_lost >= REMIND:
+        if not self.link.lost():
+            if self.lost_since is not None and self.told_lost > self.lost_since:
+                self.say("The server answers again.")
+            self.lost_since, self.told_lost = None, float("-inf")
+            return
+        self.lost_since = self.lost_since or now
+        if now - self.lost_since >= LOST and now - self.told_lost >= REMIND:
             self.told_lost = now
             left = self.joining.give_up - (now - self.silent_since)
             self.say(f"{self.joining.server} does not answer; trying for {max(left, 0):.0f} s more.")

@@ -198,6 +198,7 @@ def convene(
         directory=given.directory,
         observers=observers,
     )
+    federation.sites = len(given.sites)
     return federation, infos
 
 
@@ -300,7 +301,8 @@ def _result(
     history: list[Line],
     directory: RunDirectory,
 ) -> Result:
-    ordered = [infos[client] for client in sorted(infos)]
+    absent = ClientInfo(-1, 0, "(did not take part)", 0)
+    ordered = [infos.get(client, absent) for client in range(federation.sites)]
     result = Result(
         method=federation.method.name,
         seed=federation.settings.seed,
