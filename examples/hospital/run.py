@@ -25,6 +25,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from hospital import HOSPITALS, XRAYS, everybody, ward_net
@@ -66,7 +67,8 @@ def main() -> None:
 
 def federation(folder: Path, rounds: int) -> dict[str, list[float]]:
     """Start the server and the hospitals as anybody would, each in its own process; return the final accuracies."""
-    environment = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
+    paths = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     port = free_port()
     names = ",".join(HOSPITALS)
     subprocess.run(
@@ -78,27 +80,44 @@ def federation(folder: Path, rounds: int) -> dict[str, list[float]]:
     for item in ("subset=300", "digest_epochs=2", "public_epochs=0", f"private_epochs={EPOCHS}"):
         serve += ["--set", f"method.{item}"]
     server = subprocess.Popen([*COMMAND, *serve], cwd=folder, env=environment)
-    sites = []
+    sites = {}
     for name in HOSPITALS:
         join = ["join", "--server", f"127.0.0.1:{port}", "--keys", f"keys/site-{name}", "--model", MODELS[name]]
         join += ["--data", f"hospital:{name}", "--allow", "fedmd", "--state", f"state-{name}"]
-        output = None if name == HOSPITALS[0] else subprocess.DEVNULL  # one of them is enough to watch
-        sites.append(subprocess.Popen([*COMMAND, *join], cwd=folder, env=environment, stdout=output))
+        with (folder / f"{name}.log").open("wb") as log:
+            sites[name] = subprocess.Popen([*COMMAND, *join], cwd=folder, env=environment, stdout=log, stderr=log)
     try:
-        if server.wait(1800) != 0:
-            raise SystemExit("The federation failed; see above.")
+        watch(server, sites, folder)
         accuracy: dict[str, list[float]] = json.loads((folder / "run" / "result.json").read_text())["accuracy"]
         return accuracy
     finally:
-        for process in [*sites, server]:  # all are asked first, so that none is left behind if one is slow to end
+        for process in [
+            *sites.values(),
+            server,
+        ]:  # all are asked first, so that none is left behind if one is slow to end
             if process.poll() is None:
                 process.terminate()
-        for process in [*sites, server]:
+        for process in [*sites.values(), server]:
             try:
                 process.wait(30)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def watch(server: subprocess.Popen[bytes], sites: dict[str, subprocess.Popen[bytes]], folder: Path) -> None:
+    """Wait for the end, with the words of the first hospital; stop with the last words of whoever ended badly."""
+    with (folder / f"{HOSPITALS[0]}.log").open(errors="replace") as words:  # one of them is enough to watch
+        while server.poll() is None:
+            print(words.read(), end="", flush=True)
+            for name, process in sites.items():
+                if process.poll() not in (None, 0):
+                    last = (folder / f"{name}.log").read_text(errors="replace").splitlines()[-15:]
+                    raise SystemExit("\n".join([f"{name} ended with exit code {process.returncode}. It said:", *last]))
+            time.sleep(0.2)
+        print(words.read(), end="", flush=True)
+    if server.returncode != 0:
+        raise SystemExit("The federation failed; see above.")
 
 
 if __name__ == "__main__":

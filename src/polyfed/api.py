@@ -252,6 +252,11 @@ def resume(out: str | Path, observers: Sequence[Observer] = (), progress: bool |
     RunDirectoryError
         When the run used objects that only its own script can make again.
     """
+    if "federation" in RunDirectory.read_config(Path(out)):
+        raise RunDirectoryError(
+            f"The run in {out} is a real federation: continue it with 'polyfed serve --resume --out {out}' and the "
+            "same --keys (or --insecure and --sites) as before."
+        )
     config = read_config(out)
     if config.script:
         raise RunDirectoryError(

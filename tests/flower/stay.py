@@ -15,6 +15,7 @@ from polyfed.backends.flower.keys import read_site_keys
 from polyfed.backends.flower.link import SiteLink
 from polyfed.backends.flower.site import Site
 from polyfed.backends.flower.sitedata import read_model
+from polyfed.core.errors import PolyfedError
 
 
 class Guest(Site):
@@ -43,8 +44,11 @@ def main() -> None:
     link = SiteLink(server, read_site_keys(Path(keys)), Path(state) / "flower")
     attendance = Attendance(link, site, Joining(server, Path(keys), "", Path(state), 600.0), print)
     while True:
-        attendance.run()
-        site.ended = None
+        try:
+            attendance.run()
+        except PolyfedError as error:
+            print(error)
+        site.ended = site.refused = None
 
 
 if __name__ == "__main__":

@@ -18,6 +18,11 @@ QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 os.environ.update(QUIET)
 
 
+def plain(text: str) -> str:
+    """Return text of other parties without control characters: it is printed on somebody's terminal."""
+    return "".join(letter if letter.isprintable() else " " if letter in "\n\t" else "?" for letter in text)
+
+
 def require_flower() -> None:
     """Refuse to go on without a Flower that this package was tested with.
 

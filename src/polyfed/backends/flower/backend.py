@@ -123,6 +123,12 @@ class FlowerBackend:
 class LiveFederation(Federation):
     """A federation whose replies come from outside: one that cannot be fused is left out, and the others count."""
 
+    sites = 0  # how many there could be: a federation may begin without some
+
+    def _summary(self, measures: Mapping[int, Measure]) -> dict[str, Any]:
+        summary = super()._summary(measures)
+        return {**summary, "clients": sorted(measures)} if 0 < len(measures) < self.sites else summary
+
     def _fuse(self, step: Step, replies: Mapping[int, Message], missing: dict[int, str]) -> None:
         saved = self._snapshot()
         if self._try(step, replies) is None:

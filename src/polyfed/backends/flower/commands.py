@@ -9,8 +9,9 @@ import inspect
 import json
 import shlex
 import signal
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -19,8 +20,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from polyfed.backends.flower import require_flower
-from polyfed.core.errors import InputError, PolyfedError
+from polyfed.backends.flower import plain, require_flower
+from polyfed.core.errors import InputError, PolyfedError, RunDirectoryError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 
@@ -95,6 +96,7 @@ def serve(
         from polyfed.live import watching
         from polyfed.report import write_report
 
+        _check_new(given)
         made, settings, saved_dim = _settings(given)
         hosting = serving.Hosting(
             host=host or ("127.0.0.1" if insecure else "0.0.0.0"),
@@ -108,8 +110,11 @@ def serve(
         )
         samples = read_public(public) if public else None
         console = Console(quiet=quiet)
-        say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
-        with watching(console, (), out, _again(given)) as watch:
+
+        def say(text: str) -> None:
+            console.print(plain(text), highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+        with _way_on(given), watching(console, (), out, _again(given)) as watch:
             result = serving.serve(
                 made,
                 settings,
@@ -141,6 +146,7 @@ def join(
     public: Annotated[str | None, typer.Option(help="Public data: NAME:N or package.module:function.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, no keys: on this machine only.")] = False,
     name: Annotated[str, typer.Option(help="With --insecure: the name of this site.")] = "",
+    wait: Annotated[float, typer.Option(help="Seconds to try until the server answers for the first time.")] = 300.0,
     give_up: Annotated[float, typer.Option(help="Seconds without a server after which this site stops.")] = 3600.0,
     max_mb: Annotated[int, typer.Option(help="Largest message in megabytes.")] = 1024,
 ) -> None:
@@ -151,22 +157,26 @@ def join(
         _check_security(insecure, keys, server.rpartition(":")[0], "DIR/site-NAME (from the server)")
         from polyfed import methods
         from polyfed.backends.flower import join as joining
-        from polyfed.backends.flower.keys import read_site_keys
-        from polyfed.backends.flower.sitedata import read_data, read_model
+        from polyfed.backends.flower.sitedata import read_data, read_model, try_model
 
         allowed = [item.strip() for item in allow.split(",") if item.strip()]
         for item in allowed:
             methods.find(item)
-        site = read_site_keys(keys).name if keys else name
-        how = joining.Joining(server, keys, name, state or Path(f"polyfed-site-{site}"), give_up)
-        joining.join(how, read_model(model), read_data(data, public), allowed, max_mb << 20, typer.echo)
+        if max_mb <= 0:
+            raise InputError("--max-mb must be positive.")
+        how = joining.Joining(server, keys, name, Path(), give_up, wait)
+        found = joining.check_joining(how)
+        how = replace(how, state=state or Path(f"polyfed-site-{found.name if found else name}"))
+        network, samples = read_model(model), read_data(data, public)
+        try_model(model, network, samples)
+        joining.join(how, network, samples, allowed, max_mb << 20, lambda text: typer.echo(plain(text)))
 
 
 def _check_security(insecure: bool, keys: Path | None, host: str, folder: str) -> None:
     """Refuse, before anything is loaded, a federation that is neither secure nor on this machine only."""
     if insecure == (keys is not None):
         raise InputError(f"Give --keys {folder}, or --insecure to try on this machine only.")
-    if insecure and host not in LOOPBACK:
+    if insecure and host and host not in LOOPBACK:
         raise InputError(f"--insecure works on this machine only, not with {host}: use --keys {folder}.")
 
 
@@ -242,6 +252,33 @@ def _again(given: dict[str, Any]) -> str:
     return shlex.join(words)
 
 
+def _check_new(given: dict[str, Any]) -> None:
+    """Refuse to start where a federation was started before, with the command that continues it."""
+    from polyfed.core.rundir import RunDirectory
+
+    there = not given["resume"] and (given["out"] / "config.json").is_file()
+    if there and "federation" in RunDirectory.open(given["out"])[1]:
+        raise RunDirectoryError(
+            f"{given['out']} holds a federation already: choose another --out, or continue it with {_again(given)}"
+        )
+
+
+@contextmanager
+def _way_on(given: dict[str, Any]) -> Iterator[None]:
+    """Say how to go on when too few sites came or somebody stopped the wait for them."""
+    from polyfed.backends.flower.post import TooFewSites
+    from polyfed.live import Stopped
+
+    try:
+        yield
+    except TooFewSites as error:
+        raise TooFewSites(f"{error} Start the sites that are missing, then go on with {_again(given)}") from error
+    except KeyboardInterrupt:
+        if not (given["out"] / "config.json").is_file():
+            raise
+        raise Stopped(f"Stopped. Go on with {_again(given)}") from None
+
+
 def _site_names(hosting: Any) -> list[str]:
     from polyfed.backends.flower.keys import read_server_keys
 
@@ -268,8 +305,11 @@ class _sentences:
             typer.echo(str(error), err=True)
             raise typer.Exit(130) from error
         if isinstance(error, PolyfedError):
-            typer.echo(f"Error: {error}", err=True)
+            typer.echo(f"Error: {plain(str(error))}", err=True)
             raise typer.Exit(2 if isinstance(error, InputError) else 1) from error
+        if isinstance(error, OSError):  # a folder that cannot be written, a file that cannot be read
+            typer.echo(f"Error: {error}", err=True)
+            raise typer.Exit(1) from error
         if isinstance(error, KeyboardInterrupt):
             typer.echo("Stopped.", err=True)
             raise typer.Exit(130) from error

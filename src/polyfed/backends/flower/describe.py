@@ -44,7 +44,7 @@ def introduce(method: Method, model: ModelSpec, data: SiteData, blueprint: Bluep
         "samples": len(data.train),
         "label_counts": list(data.train.label_counts(data.num_classes)) if tell_counts else None,
         "num_classes": data.num_classes,
-        "class_names": list(data.class_names),
+        "class_names": list(data.classes),
         "input_shape": list(data.input_shape),
         "public": fingerprint(data.public),
         "public_classes": data.public_classes,
@@ -173,24 +173,31 @@ def agree(heads: Mapping[str, Head], public: str | None, needs_public: bool) -> 
     Raises
     ------
     InputError
-        Naming the two sites that differ and in what.
+        Naming the site that differs from the first one, and in what.
     """
-    first = next(iter(heads))
+    first, reference = next(iter(heads.items()))
     for site, head in heads.items():
-        for key, words in (
-            ("num_classes", "classes"),
-            ("input_shape", "inputs of shape"),
-            ("class_names", "class names"),
-        ):
-            if head[key] != heads[first][key]:
-                raise InputError(
-                    f"Sites {first} and {site} differ: {heads[first][key]} and {head[key]} as {words}; "
-                    "all sites must work on the same problem."
-                )
+        ours, theirs = [str(name) for name in reference["class_names"]], [str(name) for name in head["class_names"]]
+        if (theirs, head["num_classes"]) != (ours, len(ours)):
+            what = "put them in the order" if sorted(ours) == sorted(theirs) else "name the same classes in the order"
+            raise InputError(
+                f"Site {site} has the classes {_listed(theirs)}, but site {first} has {_listed(ours)}: {what} of site "
+                f"{first}, also those without a sample (class_names in what --data returns; without names: 0, 1, ...)."
+            )
+        if head["input_shape"] != reference["input_shape"]:
+            raise InputError(
+                f"Site {site} has inputs of shape {head['input_shape']}, but site {first} has "
+                f"{reference['input_shape']}: all sites must bring their inputs to one shape."
+            )
         if needs_public and head["public"] != public:
             raise InputError(
                 f"Site {site} holds other public samples than the server: give --public the same data everywhere."
             )
+
+
+def _listed(names: list[str]) -> str:
+    """Return class names for people; a long list is cut."""
+    return "[" + ", ".join(names[:50]) + (f", ... ({len(names)} in all)]" if len(names) > 50 else "]")
 
 
 def _count(value: Any, least: int = 1) -> int:

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from flwr.app import Message as Letter
 
 from polyfed.backends.flower.codec import Head, pack, unpack
 from polyfed.backends.flower.link import ServerLink
-from polyfed.backends.flower.post import QUICK, Exchange, Post, TooFewSites
-from polyfed.core.errors import PolyfedError
+from polyfed.backends.flower.post import QUICK, Exchange, Post, TooFewSites, dismiss, refusal
+from polyfed.core.errors import InputError, MessageError, PolyfedError
 
+FAREWELL = 5.0  # seconds that a last message has to reach its site
 Met = dict[str, tuple[Head, bytes]]  # site -> its introduction
 
 
 class Hall:
     """Knows which node is which site: by its key, or (insecure) by the name that it gives."""
 
-    def __init__(self, link: ServerLink, sites: list[str], authenticated: bool) -> None:
+    def __init__(
+        self, link: ServerLink, sites: list[str], authenticated: bool, say: Callable[[str], None] = print
+    ) -> None:
         self.link = link
         self.sites = sites
         self.authenticated = authenticated
+        self.say = say
         self.seats = {sites.index(name): node for node, name in link.names.items()}
         self.claims: dict[int, str] = {}  # node -> the name that it gave
 
@@ -47,10 +51,20 @@ class Hall:
                 except PolyfedError:
                     name = ""
                 self.claims[node] = name
-                seated = self.seats.get(self.sites.index(name)) if name in self.sites else None
-                if name in self.sites and seated not in online:
-                    self.seats[self.sites.index(name)] = node
+                self._seat(node, name, online)
             time.sleep(0.05)
+
+    def _seat(self, node: int, name: str, online: Mapping[int, str]) -> None:
+        """Give a node the seat of the name that it gave, if there is one and it is free."""
+        if name not in self.sites:
+            why = f"'{name[:64]}' is none of the sites ({', '.join(self.sites)})."
+        elif self.seats.get(self.sites.index(name)) in online:
+            why = f"A site '{name}' is connected already: stop that one, or choose another --name."
+        else:
+            self.seats[self.sites.index(name)] = node
+            return
+        self.say(f"Refused a site: {why}")
+        dismiss(self.link.grid, node, why)
 
 
 @dataclass
@@ -61,8 +75,10 @@ class Gathering:
     run: Head
     sites: list[str]
     say: Callable[[str], None]
+    check: Callable[[Mapping[str, Head]], None] = lambda heads: None  # raises where they do not fit together
     here: set[str] = field(default_factory=set)
     told: int = -1
+    refused: dict[int, str | None] = field(default_factory=dict)  # client -> when its node had connected
 
     def wait(self, known: Met) -> Met:
         """Wait until all sites have introduced themselves, or for some time until enough have.
@@ -74,12 +90,18 @@ class Gathering:
         """
         new = [number for number, site in enumerate(self.sites) if site not in known]
         questions = dict.fromkeys(new, lambda: ({"kind": "describe", "run": self.run}, b""))
-        exchange = Exchange(self.post, "query.describe", questions, lambda client, head, blob: (head, blob))
         met = dict(known)
+
+        def accept(client: int, head: Head, blob: bytes) -> tuple[Head, bytes]:
+            self._check({site: other for site, (other, _) in met.items()}, self.sites[client], head)
+            met[self.sites[client]] = head, blob
+            return met[self.sites[client]]
+
+        exchange = Exchange(self.post, "query.describe", questions, accept)
         start = time.monotonic()
         while True:
             exchange.step()
-            met.update({self.sites[client]: answer for client, answer in exchange.answers.given.items()})
+            self._refuse(exchange)
             self.here = {site for site in met if self.post.seats.get(self.sites.index(site)) in exchange.online}
             spent = time.monotonic() - start
             self._report(self.post.wait - spent)
@@ -91,17 +113,38 @@ class Gathering:
             if spent > self.post.wait + (self.post.deadline if exchange.hopeful() else 0.0):
                 break
             time.sleep(QUICK)
-        for why in exchange.answers.failed.values():
-            self.say(f"Not taking part: {why}")
         if len(self.here) < self.post.min_sites:
             away = ", ".join(site for site in self.sites if site not in self.here)
             raise TooFewSites(
-                f"Only {len(self.here)} of the {self.post.min_sites} sites that are needed came ({away} did not): "
-                "start them with 'polyfed join', then 'polyfed serve' again. "
+                f"Only {len(self.here)} of the {self.post.min_sites} sites that are needed came ({away} did not). "
                 + " ".join(exchange.answers.failed.values())
             )
         self.say(f"{len(self.here)} of {len(self.sites)} sites take part.")
         return met
+
+    def _check(self, heads: Mapping[str, Head], site: str, head: Head) -> None:
+        """Refuse an introduction that does not fit to those before it."""
+        try:
+            if head.get("name") != site:
+                raise InputError(f"Site {site} calls itself '{str(head.get('name'))[:64]}': it has the wrong keys.")
+            self.check({**heads, site: head})
+        except InputError as error:
+            raise MessageError(str(error)) from error
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            raise MessageError(f"Site {site} cannot take part: its introduction is not credible ({error}).") from error
+
+    def _refuse(self, exchange: Exchange) -> None:
+        """Tell refused sites why, once; ask again whoever has come back since then."""
+        for client, why in list(exchange.answers.failed.items()):
+            since = exchange.online.get(self.post.seats.get(client, 0))
+            if client not in self.refused:
+                self.refused[client] = since
+                self.say(f"Not taking part: {why}")
+                self.post.tell("query.end", [client], refusal(why), FAREWELL)
+            elif since not in (None, self.refused[client]):
+                del self.refused[client], exchange.answers.failed[client]
+                exchange.open.add(client)
+                exchange.tries[client] = 0
 
     def _report(self, left: float) -> None:
         away = [site for site in self.sites if site not in self.here]

@@ -63,6 +63,8 @@ def create_keys(directory: Path, server: str, sites: Sequence[str]) -> list[Path
         When the folder is in use or a name is not usable.
     """
     check_names(sites)
+    if not _is_host(server):
+        raise InputError(f"'{server}' is no host name or address: give the server's, without a port.")
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise InputError(
             f"{directory} already exists and is not empty: keys are never overwritten, choose another one."
@@ -110,6 +112,8 @@ def read_server_keys(directory: Path) -> ServerKeys:
         )
     sites = read_json(directory / "federation.json")["sites"]
     check_names(sites)
+    for name in ("ca.crt", "server.crt"):
+        _check_certificate(_found(directory / name))
     return ServerKeys(
         certificate=_found(directory / "server.crt"),
         private_key=_found(directory / "server.key"),
@@ -122,9 +126,41 @@ def read_site_keys(directory: Path) -> SiteKeys:
     """Read what `create_keys` wrote for one site."""
     if not (directory / "site.json").is_file():
         raise InputError(f"{directory} holds no site's keys: give the folder site-NAME that you got from the server.")
-    return SiteKeys(
+    keys = SiteKeys(
         read_json(directory / "site.json")["name"], _found(directory / "site.key"), _found(directory / "ca.crt")
     )
+    check_names([keys.name])
+    _check_certificate(keys.authority)
+    try:
+        serialization.load_ssh_private_key(keys.private_key.read_bytes(), None)
+    except ValueError as error:
+        raise InputError(
+            f"{keys.private_key} is no private key ({error}): ask the server for this folder again."
+        ) from error
+    return keys
+
+
+def _check_certificate(path: Path) -> None:
+    """Refuse a certificate that is damaged or no longer valid."""
+    try:
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+    except ValueError as error:
+        raise InputError(
+            f"{path} is no certificate ({error}): make the keys again with 'polyfed keys init'."
+        ) from error
+    end = certificate.not_valid_after_utc
+    if end < datetime.datetime.now(datetime.UTC):
+        raise InputError(
+            f"{path} expired on {end:%Y-%m-%d}: make new keys with 'polyfed keys init', and hand them out."
+        )
+
+
+def _is_host(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?", name) is not None
+    return True
 
 
 def _certificate(

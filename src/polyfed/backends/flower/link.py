@@ -190,8 +190,6 @@ class ServerLink:
         else:
             arguments += ["--ssl-certfile", str(self.keys.certificate), "--ssl-keyfile", str(self.keys.private_key)]
             arguments += ["--ssl-ca-certfile", str(self.keys.authority), "--enable-supernode-auth"]
-        if not _free(self.bind):
-            raise LinkError(f"Port {self.bind.port} is in use: choose another one with --port.")
         self.child = Child("superlink", arguments, self.folder / "superlink.log")
         try:
             self._enter(secret, executor)
@@ -236,7 +234,7 @@ class ServerLink:
                 return call()
             except httpx.TransportError as error:
                 if not self.child.alive():
-                    raise LinkError(f"SuperLink ended at once: {_last_line(self.child.words())}") from error
+                    raise LinkError(f"SuperLink ended at once: {last_line(self.child.words())}") from error
                 if time.monotonic() > end:
                     raise LinkError(
                         f"SuperLink did not start in {START:.0f} s; its log is {self.child.log}."
@@ -254,7 +252,7 @@ class ServerLink:
     def nodes(self) -> dict[int, str]:
         """Return the nodes that are connected now, each with the moment when it connected."""
         if not self.child.alive():
-            raise LinkError(f"SuperLink ended: {_last_line(self.child.words())}")
+            raise LinkError(f"SuperLink ended: {last_line(self.child.words())}")
         return {node.node_id: node.last_activated_at for node in self.grid.get_nodes()}
 
     def close(self) -> None:
@@ -303,6 +301,11 @@ class SiteLink:
     def connected(self) -> bool:
         """Tell whether the server has let SuperNode in since it started."""
         return self.child is not None and b"SuperNode ID:" in (self.folder / "supernode.log").read_bytes()
+
+    def lost(self) -> bool:
+        """Tell whether SuperNode's last attempt to reach the server failed."""
+        words = self.words()
+        return words.rfind("Connection attempt failed") > words.rfind("Connection successful")
 
     def words(self) -> str:
         """Return the end of SuperNode's log."""
@@ -362,17 +365,6 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _free(address: Address) -> bool:
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address.host, address.port))
-        except OSError:
-            return False
-    return True
-
-
 def _claim(client: RuntimeHttpClient, kind: TaskType) -> str | None:
     """Claim the oldest waiting task of a kind and return its token."""
     found = client.AcquireTask(AcquireTaskRequest(supported_task_types=[kind]))
@@ -389,6 +381,7 @@ def _secret_file(path: Path, secret: str) -> None:
         file.write(secret)
 
 
-def _last_line(text: str) -> str:
+def last_line(text: str) -> str:
+    """Return the last line of a log that says anything."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "it said nothing."

@@ -79,6 +79,8 @@ class Post:
     wait: float
     say: Callable[[str], None]
     refresh: Callable[[], None] = lambda: None
+    members: set[int] | None = None  # who takes part, once that is settled
+    turned_away: set[tuple[int, str]] = field(default_factory=set)  # nodes, with the moment when each connected
 
     def ask(self, kind: str, questions: Mapping[int, Question], accept: Accept, quorum: bool = True) -> Answers:
         """Ask the clients and return their answers.
@@ -105,10 +107,7 @@ class Post:
                 break
             if spent > self.deadline + self.wait:
                 missing = ", ".join(self.names[client] for client in sorted(exchange.open))
-                raise TooFewSites(
-                    f"Only {answered} of the {need} sites that are needed answered ({missing} did not): "
-                    "start them and continue with --resume."
-                )
+                raise TooFewSites(f"Only {answered} of the {need} sites that are needed answered ({missing} did not).")
             if not told and answered + len(exchange.hopeful()) < need:
                 told = True
                 patience = self.deadline + self.wait - spent
@@ -121,6 +120,16 @@ class Post:
         if quorum and not exchange.answers.given:
             raise TooFewSites("No site gave a usable answer. " + " ".join(exchange.answers.failed.values()))
         return exchange.answers
+
+    def turn_away(self, online: Mapping[int, str]) -> None:
+        """Tell those who come when the federation has begun without them; else they would wait for nothing."""
+        for client, node in self.seats.items():
+            if self.members is None or client in self.members or node not in online:
+                continue
+            if (node, online[node]) not in self.turned_away:
+                self.turned_away.add((node, online[node]))
+                self.say(f"{self.names[client]} came too late: the federation has begun without it.")
+                dismiss(self.grid, node, f"The federation has begun without site {self.names[client]}.")
 
     def tell(self, kind: str, clients: Iterable[int], head: Head, patience: float) -> None:
         """Send something that needs no answer to those who are connected, and give it some time to arrive."""
@@ -137,6 +146,16 @@ class Post:
             for letter in self.grid.pull_messages(waiting):
                 waiting.discard(letter.metadata.reply_to_message_id)
             time.sleep(QUICK)
+
+
+def dismiss(grid: Grid, node: int, why: str) -> None:
+    """Tell a node that it does not take part, and why."""
+    list(grid.push_messages([Letter(pack(refusal(why)), node, "query.end", ttl=60)]))
+
+
+def refusal(why: str) -> Head:
+    """Return the message that ends a site: it says why and exits."""
+    return {"kind": "end", "refused": True, "reason": why}
 
 
 class Exchange:
@@ -169,6 +188,7 @@ class Exchange:
             self.looked = time.monotonic()
             self._forget_lost()
             self._send()
+            self.post.turn_away(self.online)
 
     def hopeful(self) -> set[int]:
         """Return the clients that have a question or could be asked now."""

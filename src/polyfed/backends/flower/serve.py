@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from polyfed.backends.flower.backend import FlowerBackend, LiveFederation
 from polyfed.backends.flower.codec import Head
 from polyfed.backends.flower.describe import agree, meet, settle
 from polyfed.backends.flower.expect import Expectations, Problem
-from polyfed.backends.flower.gathering import Gathering, Hall, Met
-from polyfed.backends.flower.keys import ServerKeys, read_server_keys
+from polyfed.backends.flower.gathering import FAREWELL, Gathering, Hall, Met
+from polyfed.backends.flower.keys import ServerKeys, check_names, read_server_keys
 from polyfed.backends.flower.link import Address, LinkError, ServerLink
 from polyfed.backends.flower.post import Post, TooFewSites
+from polyfed.backends.flower.reach import check_free
 from polyfed.backends.flower.sitedata import fingerprint
 from polyfed.core.checkpoint import pack_tree, unpack_tree, write_atomic
 from polyfed.core.errors import InputError, PolyfedError, RunDirectoryError
@@ -34,7 +36,6 @@ from polyfed.live import Stopped
 from polyfed.result import Result
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-FAREWELL = 5.0  # seconds that the last message has to reach the sites
 Observer = Callable[[Line], None]
 Observers = Sequence[Observer] | Callable[[], Sequence[Observer]]  # a function is called when the sites are there
 
@@ -97,13 +98,16 @@ def serve(
     """
     if method.pools_data:
         raise InputError(f"{method.name} puts all data in one place: it exists in simulations only.")
+    if "public" in method.requirements() and public is None:
+        raise InputError(f"{method.name} needs public data: give --public the same here and at every site.")
     keys, sites = _check(hosting)
+    check_free(Address(hosting.host, hosting.port))
     directory, run = start_directory(method, settings, out, sites, feature_dim, feature_adapter, resume)
     link = ServerLink(Address(hosting.host, hosting.port), keys, out / "flower", hosting.max_bytes)
     link.open()
     try:
         say(f"Listening on {link.bind}; the sites are {', '.join(sites)}.")
-        hall = Hall(link, sites, keys is not None)
+        hall = Hall(link, sites, keys is not None, say)
         post = Post(
             grid=link.grid,
             nodes=link.nodes,
@@ -148,16 +152,19 @@ def lead(
     """Meet the sites, run the rounds, say goodbye."""
     assert given.directory is not None
     out = given.directory.path
-    met = Gathering(post, given.run, given.sites, say).wait(_load_roster(out) if resume else {})
+    check = partial(agree, public=fingerprint(given.public), needs_public="public" in given.method.requirements())
+    met = Gathering(post, given.run, given.sites, say, check).wait(_load_roster(out) if resume else {})
     _save_roster(out, met)
-    federation, infos = convene(post, given, met, observers() if callable(observers) else observers)
+    clients = [given.sites.index(site) for site in met]
     try:
+        federation, infos = convene(post, given, met, observers() if callable(observers) else observers)
+        post.members = set(infos)
         history = federation.run(resume)
     except PolyfedError as error:
         if not isinstance(error, TooFewSites | Stopped):  # after these the run is resumed: the sites wait for that
-            post.tell("query.end", infos, {"kind": "end", "run": given.run, "reason": str(error)}, FAREWELL)
+            post.tell("query.end", clients, {"kind": "end", "run": given.run, "reason": str(error)}, FAREWELL)
         raise
-    post.tell("query.end", infos, {"kind": "end", "run": given.run, "reason": ""}, FAREWELL)
+    post.tell("query.end", clients, {"kind": "end", "run": given.run, "reason": ""}, FAREWELL)
     return _result(federation, infos, next(iter(met.values()))[0], history, given.directory)
 
 
@@ -175,6 +182,7 @@ def convene(
     check_needs(method, list(infos.values()), blueprints, given.public, shape, known_methods)
     outputs = method.outputs(classes, given.public_classes)
     run["public_classes"] = outputs - classes or None
+    run["class_names"] = list(first["class_names"])
     problem = Problem(classes, shape, outputs, given.public is not None)
     expectations = Expectations(method, blueprints, problem, given.settings.seed)
     federation = LiveFederation(
@@ -189,6 +197,7 @@ def convene(
         directory=given.directory,
         observers=observers,
     )
+    federation.sites = len(given.sites)
     return federation, infos
 
 
@@ -204,8 +213,11 @@ def _check(hosting: Hosting) -> tuple[ServerKeys | None, list[str]]:
     else:
         keys = read_server_keys(hosting.keys)
         sites = list(keys.sites)
-    if not sites:
-        raise InputError("There are no sites: name them with --sites a,b,c.")
+    check_names(sites)
+    if not 0 < hosting.port < 1 << 16:
+        raise InputError(f"--port is a number from 1 to 65535, not {hosting.port}.")
+    if hosting.max_bytes <= 0:
+        raise InputError("--max-mb must be positive.")
     if hosting.min_sites is not None and not 1 <= hosting.min_sites <= len(sites):
         raise InputError(f"--min-sites is {hosting.min_sites}, but there are {len(sites)} sites.")
     if hosting.deadline <= 0 or hosting.wait < 0:
@@ -288,7 +300,8 @@ def _result(
     history: list[Line],
     directory: RunDirectory,
 ) -> Result:
-    ordered = [infos[client] for client in sorted(infos)]
+    absent = ClientInfo(-1, 0, "(did not take part)", 0)
+    ordered = [infos.get(client, absent) for client in range(federation.sites)]
     result = Result(
         method=federation.method.name,
         seed=federation.settings.seed,

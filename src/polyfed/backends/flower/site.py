@@ -61,6 +61,7 @@ class Site:
         self.told: set[str] = set()
         self.built: tuple[Any, Blueprint, nn.Module] | None = None
         self.ended: str | None = None  # why the federation ended
+        self.refused: str | None = None  # why this site cannot take part
 
     def answer(self, head: Head, body: bytes | Parcel) -> tuple[Head, bytes]:
         """Do what a message asks; whatever goes wrong is told to the server in one sentence, and the site lives on."""
@@ -69,19 +70,27 @@ class Site:
             kind = head.get("kind")
             if kind == "describe":
                 return self.describe(head)
+            if kind in ("work", "measure"):
+                self.check_classes(head["run"])
             if kind == "work":
                 return self.work(head, parcel)
             if kind == "measure":
                 return self.measure(head, parcel)
             if kind == "end":
-                self.ended = str(head.get("reason", ""))[:500]
+                self.ended = str(head.get("reason", ""))[:2000]
+                if head.get("refused"):
+                    self.refused = self.refused or f"The server refused this site. {self.ended}"
                 return {"ok": True}, b""
             raise MessageError(f"Message from {SERVER} refused: it asks for '{kind}', which does not exist.")
         except PolyfedError as error:
             self.say(f"Refused: {error}")
+            if isinstance(error, InputError):  # what this site was started with does not fit: people must look at it
+                self.refused = str(error)
             return {"error": str(error)}, b""
         except (RuntimeError, ValueError, KeyError, TypeError, IndexError, AttributeError, OSError) as error:
             self.say(f"Failed: {type(error).__name__}: {error}")
+            if head.get("kind") == "describe":
+                self.refused = f"This site cannot introduce itself ({type(error).__name__}: {error})."
             return {"error": f"the work failed ({type(error).__name__})"}, b""  # the site's log has the rest
 
     # --- what a message can ask for ---
@@ -93,6 +102,15 @@ class Site:
         self.tell(method, blueprint, run)
         about, initial = introduce(method, self.model, self.data, blueprint)
         return {"name": self.name, **about}, initial
+
+    def check_classes(self, run: Mapping[str, Any]) -> None:
+        """Refuse to work on other classes than those that the sites agreed on, as after a start with other data."""
+        agreed = run.get("class_names")
+        if agreed is not None and list(agreed) != list(self.data.classes):
+            raise InputError(
+                f"Site {self.name} has the classes [{', '.join(self.data.classes)}], but this federation agreed on "
+                f"[{', '.join(map(str, agreed))}]: join with the same data as before."
+            )
 
     def work(self, head: Head, parcel: Parcel) -> tuple[Head, bytes]:
         """Take part in one exchange."""

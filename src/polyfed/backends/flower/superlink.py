@@ -19,6 +19,7 @@ from polyfed.backends.flower.watch import die_with_parent
 PIECE = 5 << 20  # bytes: Flower cuts arrays into pieces of this size
 OVERHEAD = 64 << 10  # bytes: of a request beside its piece
 SECRET_HEADER = b"x-polyfed-secret"
+MARK = "x-polyfed"  # a header by which a site knows that it has found a server of ours
 
 
 def main() -> None:
@@ -103,7 +104,8 @@ class Gate:
 
 async def refuse(send: Any, status: int) -> None:
     """Answer without a word of explanation: whoever asks knows what they asked."""
-    await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
+    headers = [(b"content-length", b"0"), (MARK.encode(), b"1")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": b""})
 
 
