@@ -13,11 +13,12 @@ from polyfed.backends.flower.backend import LiveFederation
 from polyfed.backends.flower.expect import Expectations, Problem, rehearse
 from polyfed.backends.flower.serve import Given, lead, start_directory
 from polyfed.build import make_blueprint
+from polyfed.config import Config, Networks
 from polyfed.core.errors import MessageError
 from polyfed.core.message import Message
 from polyfed.core.method import Method, Step
 from polyfed.core.party import ClientInfo
-from polyfed.core.settings import Evaluation, Execution, Settings
+from polyfed.core.settings import Evaluation, Execution
 from polyfed.methods import make
 
 MAX_BYTES = 200_000
@@ -60,10 +61,10 @@ def test_hostile_replies_are_refused_by_name_and_the_others_go_on(method, kinds,
     rounds = [*kinds, "honest"]
     table = dict.fromkeys(problem.SITES, "mlp:1x16")
     house.models.write_text(json.dumps({**table, "evil": {"site": "south", "rounds": rounds}}))
-    settings = Settings(len(rounds), 0, TRAINING, evaluation=Evaluation(0), execution=Execution(checkpoint_seconds=0.0))
-    made = make(method, {})
-    directory, run = start_directory(made, settings, tmp_path / "run", problem.SITES, 8, "linear", False)
-    given = Given(made, settings, run, problem.SITES, directory, max_bytes=MAX_BYTES)
+    once = {"evaluation": Evaluation(0), "execution": Execution(checkpoint_seconds=0.0)}
+    config = Config(make(method, {}), method, len(rounds), training=TRAINING, models=Networks(feature_dim=8), **once)
+    directory, run = start_directory(config, tmp_path / "run", problem.SITES, False)
+    given = Given(config.method, config.settings(), run, problem.SITES, directory, max_bytes=MAX_BYTES)
     result = lead(house.post(min_sites=2), given)
     assert len(result.history) == len(rounds)
     for kind, line in zip(rounds, result.history, strict=True):

@@ -13,8 +13,9 @@ from table import CASES, Case
 
 import polyfed as pf
 from polyfed.backends.flower.serve import Given, lead, start_directory
+from polyfed.config import Config, Networks
 from polyfed.core.party import Party
-from polyfed.core.settings import Evaluation, Execution, Settings, Training
+from polyfed.core.settings import Evaluation, Execution, Training
 from polyfed.methods import make
 from polyfed.result import Result
 
@@ -41,10 +42,11 @@ def models_of(case: Case) -> list[str]:
 def over_flower(case: Case, house: Any, out: Path) -> Result:
     house.models.write_text(json.dumps(dict(zip(problem.SITES, models_of(case), strict=True))))
     method = make(case.method, case.options)
-    settings = Settings(2, 0, TRAINING, execution=Execution(checkpoint_seconds=0.0))
-    directory, run = start_directory(method, settings, out, problem.SITES, case.feature_dim, "linear", False)
+    networks, every_round = Networks(feature_dim=case.feature_dim), Execution(checkpoint_seconds=0.0)
+    config = Config(method, method.name, 2, training=TRAINING, models=networks, execution=every_round)
+    directory, run = start_directory(config, out, problem.SITES, False)
     data = problem.clients(case.public)
-    given = Given(method, settings, run, problem.SITES, directory, data.public, None, data.test)
+    given = Given(method, config.settings(), run, problem.SITES, directory, data.public, None, data.test)
     return lead(house.post(), given)
 
 
@@ -79,8 +81,9 @@ def test_the_network_changes_nothing(case, house, tmp_path):
 
 def test_an_exchange_with_little_work_takes_less_than_two_seconds(house, tmp_path):
     house.models.write_text(json.dumps(dict.fromkeys(problem.SITES, "mlp:1x16")))
-    method, settings = make("local", {}), Settings(6, 0, Training(epochs=1, batch_size=64), evaluation=Evaluation(0))
-    directory, run = start_directory(method, settings, tmp_path / "run", problem.SITES, None, "linear", False)
-    result = lead(house.post(), Given(method, settings, run, problem.SITES, directory))
+    training = Training(epochs=1, batch_size=64)
+    config = Config(make("local", {}), "local", 6, training=training, evaluation=Evaluation(0))
+    directory, run = start_directory(config, tmp_path / "run", problem.SITES, False)
+    result = lead(house.post(), Given(config.method, config.settings(), run, problem.SITES, directory))
     # The quickest of six: how long the others take depends on what else this machine does.
     assert min(line["seconds"]["local"] for line in result.history) < 2.0

@@ -17,8 +17,8 @@ from test_same_result import TRAINING, tree, trees_equal
 import polyfed as pf
 from polyfed.backends.flower.serve import Given, convene, start_directory
 from polyfed.backends.flower.site import Site
+from polyfed.config import Config
 from polyfed.core.errors import InputError, PolyfedError
-from polyfed.core.federation import Settings
 
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="needs Ray: pip install 'polyfed[simulation]'"
@@ -102,14 +102,14 @@ def test_what_clients_end_up_with_is_the_same_as_in_process(no_runtime):
 
 
 def test_sites_that_have_nothing_in_common_are_not_averaged(tmp_path):
-    method, settings = pf.FedAvg(), Settings(1)
-    directory, run = start_directory(method, settings, tmp_path / "run", problem.SITES, None, "linear", False)
+    config = Config(pf.FedAvg(), "fedavg", 1)
+    directory, run = start_directory(config, tmp_path / "run", problem.SITES, False)
     met = {}
     for number, model in enumerate((problem.own, "mlp:1x8", "mlp:1x9")):
         name = problem.SITES[number]
         site = Site(name, model, problem.part(number), tmp_path / name, say=lambda text: None)
         met[name] = site.answer({"kind": "describe", "run": run}, b"")
-    given = Given(method, settings, run, problem.SITES, directory)
+    given = Given(config.method, config.settings(), run, problem.SITES, directory)
     with pytest.raises(InputError, match=r"its own \(own, mlp:1x8, mlp:1x9\), so nothing would be averaged"):
         convene(None, given, met, ())
 

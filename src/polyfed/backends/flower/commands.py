@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 import inspect
-import json
 import shlex
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -21,9 +20,18 @@ import typer
 from rich.console import Console
 
 from polyfed.backends.flower import plain, require_flower
+from polyfed.config import Config, Data
 from polyfed.core.errors import InputError, PolyfedError, RunDirectoryError
+from polyfed.options import with_settings
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
+
+SITES = "the sites' own"
+# What the server decides for everybody; the rest is each site's.
+TOLD = (
+    *("rounds", "seed", "feature_dim", "participation", "epochs", "batch_size", "optimizer", "lr", "momentum"),
+    "evaluate",
+)
 
 keys_app = typer.Typer(help="Certificates and keys of a real federation.", no_args_is_help=True)
 
@@ -57,10 +65,10 @@ def keys_init(
         typer.echo(f"Give {folder} to that site, over a channel that you trust.")
 
 
+@with_settings(TOLD)
 def serve(
     out: Annotated[Path, typer.Option(help="A new folder for the run (with --resume: its folder).")],
-    method: Annotated[str, typer.Option(help="Name of the method.")] = "fedavg",
-    rounds: Annotated[int, typer.Option(help="How many rounds.")] = 10,
+    method: Annotated[str | None, typer.Option(help="Name of the method.")] = None,
     keys: Annotated[Path | None, typer.Option(help="The folder of 'polyfed keys init'.")] = None,
     min_sites: Annotated[int | None, typer.Option(help="So many sites make a round count; else all.")] = None,
     deadline: Annotated[float, typer.Option(help="Seconds that a site has for one exchange.")] = 600.0,
@@ -72,18 +80,11 @@ def serve(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, no keys: on this machine only.")] = False,
     sites: Annotated[str, typer.Option(help="With --insecure: names of the sites.")] = "",
-    set_: Annotated[list[str] | None, typer.Option("--set", help="method.NAME=VALUE or training.NAME=VALUE.")] = None,
-    epochs: Annotated[int, typer.Option(help="Local epochs of a round.")] = 1,
-    batch_size: Annotated[int, typer.Option(help="Local batch size.")] = 32,
-    optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw.")] = "sgd",
-    lr: Annotated[float, typer.Option(help="Learning rate.")] = 0.05,
-    participation: Annotated[float, typer.Option(help="Share of the sites in a round.")] = 1.0,
-    evaluate: Annotated[str, typer.Option(help="every=N or end.")] = "every=1",
-    feature_dim: Annotated[int | None, typer.Option(help="Give all models features of this size.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="key=value, as in 'polyfed run'.")] = None,
     public: Annotated[str | None, typer.Option(help="Public data: NAME:N or package.module:function.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     max_mb: Annotated[int, typer.Option(help="Largest message in megabytes.")] = 1024,
     quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing but errors.")] = False,
+    **told: str | None,
 ) -> None:
     """Run the server of a real federation."""
     given = locals().copy()
@@ -97,7 +98,7 @@ def serve(
         from polyfed.report import write_report
 
         _check_new(given)
-        made, settings, saved_dim = _settings(given)
+        config = _config(given, told)
         hosting = serving.Hosting(
             host=host or ("127.0.0.1" if insecure else "0.0.0.0"),
             port=port,
@@ -116,16 +117,14 @@ def serve(
 
         with _way_on(given), watching(console, (), out, _again(given)) as watch:
             result = serving.serve(
-                made,
-                settings,
+                config,
                 out,
                 hosting,
-                feature_dim=saved_dim,
                 public=samples,
                 resume=resume,
                 observers=lambda: [
                     partial(_tell_missing, say),
-                    *watch(made.name, settings.rounds, {"sites": _site_names(hosting)}),
+                    *watch(config.label, config.rounds, {"sites": _site_names(hosting)}),
                 ],
                 say=say,
             )
@@ -193,53 +192,19 @@ def _tell_missing(say: Callable[[str], None], line: dict[str, Any]) -> None:
         say(f"Round {line['round']} goes on without a site: {why}")
 
 
-def _settings(given: dict[str, Any]) -> tuple[Any, Any, int | None]:
-    """Return method, settings and feature size from the options, or from the run that is resumed."""
-    from polyfed import methods
-    from polyfed.core.rundir import RunDirectory
-    from polyfed.core.settings import Evaluation, Execution, Participation, Settings, Training
+def _config(given: dict[str, Any], told: dict[str, str | None]) -> Config:
+    """Return the configuration from the options, or that of the run that is resumed."""
+    from polyfed.api import read_config
+    from polyfed.config import read_experiment
+    from polyfed.core.settings import Execution
 
     if given["resume"]:
-        old = RunDirectory.read_config(given["out"])
-        made = methods.make(old["method"], _tuples(old["options"]))
-        settings = Settings(
-            old["rounds"],
-            old["seed"],
-            Training(**old["training"]),
-            Participation(**old["participation"]),
-            Evaluation(old["evaluate_every"]),
-            Execution(checkpoint_seconds=0.0),
-        )
-        return made, settings, old["feature_dim"]
-    chosen: dict[str, dict[str, Any]] = {"method": {}, "training": {}}
-    for item in given["set_"] or []:
-        key, equals, value = item.partition("=")
-        part, dot, name = key.partition(".")
-        if not equals or not dot or part not in chosen:
-            raise InputError(f"--set {item} is not understood: write method.NAME=VALUE or training.NAME=VALUE.")
-        try:
-            chosen[part][name] = json.loads(value)
-        except ValueError:
-            chosen[part][name] = value
-    names = {"epochs", "batch_size", "optimizer", "lr"}
-    training = {**{name: given[name] for name in names}, **chosen["training"]}
-    unknown = training.keys() - {item.name for item in fields(Training)}
-    if unknown:
-        raise InputError(f"--set training.{sorted(unknown)[0]}: there is no such setting.")
-    settings = Settings(
-        given["rounds"],
-        given["seed"],
-        Training(**training),
-        Participation(share=given["participation"]),
-        Evaluation(given["evaluate"]),
-        Execution(checkpoint_seconds=0.0),  # after every round: the sites' states follow it
-    )
-    return methods.make(given["method"], chosen["method"]), settings, given["feature_dim"]
-
-
-def _tuples(options: dict[str, Any]) -> dict[str, Any]:
-    """Return options as methods hold them: JSON knows lists only."""
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+        return read_config(given["out"])
+    config = read_experiment(None, {"method": given["method"], **told}, given["set_"] or ()).config()
+    # A checkpoint after every round: the sites' states follow it. Data and models are theirs.
+    alone = Execution(engine="flower", checkpoint_seconds=0.0)
+    theirs = Data(SITES, clients=None, partition=SITES, public=given["public"])
+    return replace(config, execution=alone, data=theirs, script=("sites",))
 
 
 def _again(given: dict[str, Any]) -> str:
@@ -257,7 +222,7 @@ def _check_new(given: dict[str, Any]) -> None:
     from polyfed.core.rundir import RunDirectory
 
     there = not given["resume"] and (given["out"] / "config.json").is_file()
-    if there and "federation" in RunDirectory.open(given["out"])[1]:
+    if there and "federation" in RunDirectory.read_config(given["out"]):
         raise RunDirectoryError(
             f"{given['out']} holds a federation already: choose another --out, or continue it with {_again(given)}"
         )

@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import httpx
 import torch
 
-from polyfed.api import known_methods
+from polyfed.api import check_same, known_methods
 from polyfed.backends.flower.backend import FlowerBackend, LiveFederation
 from polyfed.backends.flower.codec import Head
 from polyfed.backends.flower.describe import agree, meet, settle
@@ -23,6 +22,7 @@ from polyfed.backends.flower.link import Address, LinkError, ServerLink
 from polyfed.backends.flower.post import Post, TooFewSites
 from polyfed.backends.flower.reach import check_free
 from polyfed.backends.flower.sitedata import fingerprint
+from polyfed.config import Config, Networks
 from polyfed.core.checkpoint import pack_tree, unpack_tree, write_atomic
 from polyfed.core.errors import InputError, PolyfedError, RunDirectoryError
 from polyfed.core.federation import Line
@@ -73,13 +73,10 @@ class Hosting:
 
 
 def serve(
-    method: Method,
-    settings: Settings,
+    config: Config,
     out: Path,
     hosting: Hosting,
     *,
-    feature_dim: int | None = None,
-    feature_adapter: str = "linear",
     public: Samples | None = None,
     public_classes: int | None = None,
     test: Samples | None = None,
@@ -96,16 +93,17 @@ def serve(
     TooFewSites
         When too few sites are there; the run can be resumed.
     """
+    method = config.method
     if method.pools_data:
         raise InputError(f"{method.name} puts all data in one place: it exists in simulations only.")
     if "public" in method.requirements() and public is None:
         raise InputError(f"{method.name} needs public data: give --public the same here and at every site.")
     keys, sites = _check(hosting)
     check_free(Address(hosting.host, hosting.port))
-    directory, run = start_directory(method, settings, out, sites, feature_dim, feature_adapter, resume)
+    directory, run = start_directory(config, out, sites, resume)
     link = ServerLink(Address(hosting.host, hosting.port), keys, out / "flower", hosting.max_bytes)
-    link.open()
     try:
+        link.open()
         say(f"Listening on {link.bind}; the sites are {', '.join(sites)}.")
         hall = Hall(link, sites, keys is not None, say)
         post = Post(
@@ -119,12 +117,13 @@ def serve(
             say=say,
             refresh=hall.refresh,
         )
-        given = Given(method, settings, run, sites, directory, public, public_classes, test, hosting.max_bytes)
+        given = Given(method, config.settings(), run, sites, directory, public, public_classes, test, hosting.max_bytes)
         return lead(post, given, resume, observers, say)
     except httpx.HTTPError as error:
         raise LinkError(f"SuperLink does not answer any more ({error}); its log is {link.child.log}.") from error
     finally:
         link.close()
+        directory.close()
 
 
 @dataclass(frozen=True)
@@ -225,52 +224,37 @@ def _check(hosting: Hosting) -> tuple[ServerKeys | None, list[str]]:
     return keys, sites
 
 
-def start_directory(
-    method: Method,
-    settings: Settings,
-    out: Path,
-    sites: list[str],
-    feature_dim: int | None,
-    feature_adapter: str,
-    resume: bool,
-) -> tuple[RunDirectory, Head]:
+def start_directory(config: Config, out: Path, sites: list[str], resume: bool) -> tuple[RunDirectory, Head]:
     """Create or open the run directory; return it with the settings that every message carries."""
-    config: dict[str, Any] = {
+    if resume:
+        check_same(out, config)
+        earlier = RunDirectory.read_config(out)
+        if earlier.get("sites") != sites:
+            raise RunDirectoryError(
+                f"{out} holds a federation of other sites ({', '.join(earlier.get('sites', []))}, now "
+                f"{', '.join(sites)}): use the same ones, or another --out."
+            )
+        directory, federation = RunDirectory.open(out), earlier["federation"]
+    else:
+        federation = secrets.token_hex(8)
+        directory = RunDirectory.create(out, {**config.dump(), "sites": sites, "federation": federation})
+    return directory, run_head(config.method, config.settings(), config.models, federation)
+
+
+def run_head(method: Method, settings: Settings, networks: Networks, federation: str) -> Head:
+    """Return the settings that every message carries."""
+    planned = method.plan().rounds
+    return {
+        "federation": federation,
         "method": method.name,
-        "label": method.name,
         "options": {item.name: getattr(method, item.name) for item in fields(method)},
-        "sites": sites,
-        "rounds": settings.rounds,
         "seed": settings.seed,
         "training": asdict(settings.training),
-        "participation": asdict(settings.participation),
-        "evaluate_every": settings.evaluation.every,
-        "feature_dim": feature_dim,
-        "feature_adapter": feature_adapter,
-        "repeatable": False,
-        "engine": "flower",
+        "feature_dim": networks.feature_dim,
+        "feature_adapter": networks.feature_adapter,
+        "rounds": planned if planned is not None else settings.rounds,
+        "public_classes": None,
     }
-    if resume:
-        directory, earlier = RunDirectory.open(out), RunDirectory.read_config(out)
-        for key in ("method", "options", "sites", "rounds", "seed", "training", "feature_dim"):
-            if earlier.get(key) != _plain(config[key]):
-                raise RunDirectoryError(
-                    f"Cannot continue {out}: its {key} was {earlier.get(key)!r}, now it is {config[key]!r}."
-                )
-        config["federation"] = earlier["federation"]
-    else:
-        config["federation"] = secrets.token_hex(8)
-        directory = RunDirectory.create(out, config)
-    plan = method.plan()
-    keys = ("federation", "method", "options", "seed", "training", "feature_dim", "feature_adapter")
-    rounds = plan.rounds if plan.rounds is not None else settings.rounds
-    return directory, {**{key: config[key] for key in keys}, "rounds": rounds, "public_classes": None}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _save_roster(out: Path, met: Met) -> None:

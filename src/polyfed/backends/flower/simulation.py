@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from polyfed.api import own_public_classes
 from polyfed.backends.flower.codec import Head, pack, unpack
 from polyfed.backends.flower.gathering import Gathering
 from polyfed.backends.flower.post import Post
-from polyfed.backends.flower.serve import Given, convene
+from polyfed.backends.flower.serve import Given, convene, run_head
 from polyfed.backends.flower.site import Site, last_state
 from polyfed.backends.flower.sitedata import SiteData
 from polyfed.build import ModelSpec
@@ -70,17 +70,8 @@ def simulate(
     directory = federation.directory
     keep = nullcontext(str(directory.path / "sites")) if directory else tempfile.TemporaryDirectory(prefix="polyfed-")
     with keep as folder:
-        run = {
-            "federation": f"{settings.seed & 0xFFFFFFFF:016x}",  # the folder is this run's alone
-            "method": method.name,
-            "options": {item.name: getattr(method, item.name) for item in fields(method)},
-            "seed": settings.seed,
-            "training": asdict(settings.training),
-            "feature_dim": networks.feature_dim,
-            "feature_adapter": networks.feature_adapter,
-            "rounds": federation.rounds,
-            "public_classes": None,
-        }
+        # The folder is this run's alone, so that its seed tells it from others.
+        run = run_head(method, settings, networks, f"{settings.seed & 0xFFFFFFFF:016x}")
         names = [f"client-{number}" for number in range(len(clients))]
         apart = own_public_classes(clients)
         given = Given(method, settings, run, names, directory, clients.public, apart, clients.test)
