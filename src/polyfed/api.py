@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from polyfed import methods
+from polyfed.arguments import as_method, as_models, as_whole, check_arguments
 from polyfed.backends.flower import require_flower
 from polyfed.backends.inprocess import InProcess, chosen_device
 from polyfed.build import ModelSpec, make_parties, pool
@@ -25,7 +26,7 @@ from polyfed.result import Models, Result
 
 
 def run(
-    method: Method | str,
+    method: Method | type[Method] | str,
     clients: Clients,
     models: Sequence[ModelSpec] | ModelSpec = ("mlp:2",),
     rounds: int = 10,
@@ -52,7 +53,7 @@ def run(
     Parameters
     ----------
     method
-        A method object, or a name with default hyper-parameters.
+        A method object; a name or a class stands for its default hyper-parameters.
     clients
         The data of all parties, from `split` or `Clients.from_parts`.
     models
@@ -89,8 +90,9 @@ def run(
     InputError
         Before any training, when the request cannot be carried out.
     """
-    method = methods.make(method) if isinstance(method, str) else method
-    models = [models] if isinstance(models, str) or not isinstance(models, Sequence) else list(models)
+    check_arguments(locals())
+    method, models = as_method(method), as_models(models)
+    rounds, seed = as_whole("rounds", rounds), as_whole("seed", seed)
     participation = Participation(share=participation) if isinstance(participation, int | float) else participation
     settings = Settings(
         rounds,
