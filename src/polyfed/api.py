@@ -10,6 +10,7 @@ from pathlib import Path
 from torch import nn
 
 from polyfed import methods
+from polyfed.arguments import as_method, as_models, check_arguments
 from polyfed.backends.flower import require_flower
 from polyfed.backends.inprocess import InProcess, chosen_device
 from polyfed.build import ModelSpec, label_of, make_parties, pool
@@ -28,7 +29,7 @@ Observer = Callable[[Line], None]
 
 
 def run(
-    method: Method | str,
+    method: Method | type[Method] | str,
     clients: Clients,
     models: Sequence[ModelSpec] | ModelSpec = ("mlp:2",),
     rounds: int = 10,
@@ -56,7 +57,7 @@ def run(
     Parameters
     ----------
     method
-        A method object, or a name with default hyper-parameters.
+        A method object; a name or a class stands for its default hyper-parameters.
     clients
         The data of all parties, from `split` or `Clients.from_parts`.
     models
@@ -98,8 +99,8 @@ def run(
     InputError
         Before any training, when the request cannot be carried out.
     """
-    method = methods.make(method) if isinstance(method, str) else method
-    models = [models] if isinstance(models, str) or not isinstance(models, Sequence) else list(models)
+    check_arguments(clients, participation, out, observers)
+    method, models = as_method(method), as_models(models)
     config = Config(
         method=method,
         label=label or method.name or type(method).__name__,

@@ -23,6 +23,8 @@ from polyfed.models.contract import REQUIRED, evaluating, sample_input
 from polyfed.models.structure import structure
 
 ModelSpec = str | nn.Module | Callable[..., nn.Module]
+EMPTY = inspect.Parameter.empty
+MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def split_models(text: str) -> list[str]:
@@ -212,6 +214,13 @@ def _construct(model: ModelSpec, input_shape: tuple[int, ...], num_classes: int)
         return copy.deepcopy(model)
     offered: dict[str, Any] = {"input_shape": input_shape, "num_classes": num_classes}
     wanted = inspect.signature(model).parameters
+    named = {name: parameter for name, parameter in wanted.items() if parameter.kind not in MANY}
+    lacking = [name for name, parameter in named.items() if parameter.default is EMPTY and name not in offered]
+    if lacking:
+        raise InputError(
+            f"The model {label_of(model)} needs {', '.join(lacking)}, which polyfed cannot give: pass a function, for "
+            f"instance lambda: {label_of(model)}({lacking[0]}=...), or a module."
+        )
     made = model(**{name: value for name, value in offered.items() if name in wanted})
     if not isinstance(made, nn.Module):
         raise InputError(f"The model function {label_of(model)} returned a {type(made).__name__}, not a torch module.")

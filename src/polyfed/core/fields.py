@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
+from numbers import Integral
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -44,7 +45,7 @@ def check_fields(settings: Any, owner: str) -> None:
     from pydantic import ValidationError
 
     kind: Any = type(settings)
-    given = {name: _none(hint, getattr(settings, name)) for name, hint in types_of(kind).items()}
+    given = {name: _plain(hint, getattr(settings, name)) for name, hint in types_of(kind).items()}
     for name, value in given.items():
         if isinstance(value, bool) and "true" not in in_words(types_of(kind)[name]):  # pydantic takes it for 0 or 1
             raise InputError(f"{owner}: {name} must be a {in_words(types_of(kind)[name])}, got {value}.")
@@ -112,9 +113,11 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(shape)
 
 
-def _none(hint: Any, value: Any) -> Any:
-    """Turn the word `none` into None where the field may be None (and `none` is not one of its words)."""
-    if value != NONE or not isinstance(value, str):
+def _plain(hint: Any, value: Any) -> Any:
+    """Turn NumPy's whole numbers into Python's, and the word `none` into None where that is no word of the field."""
+    if isinstance(value, Integral):
+        return value if isinstance(value, bool) else int(value)
+    if not isinstance(value, str) or value != NONE:
         return value
     parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     words = [word for part in parts if get_origin(part) is Literal for word in get_args(part)]

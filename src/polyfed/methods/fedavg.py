@@ -21,7 +21,7 @@ from polyfed.core.message import Message, State
 from polyfed.core.method import Local, Method, Plan, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, load_state
 from polyfed.core.stage import Stage
-from polyfed.core.views import Full, SameArch, Shared, View, check_view, largest_first, resolve_view
+from polyfed.core.views import SameArch, Shared, View, check_view, largest_first, resolve_view
 from polyfed.ops.aggregate import IndexMap, Part, extract, scatter_mean
 
 PRETRAIN = Step("pretrain", who="all")
@@ -64,9 +64,9 @@ class FedAvg(Method):
         self, infos: Sequence[ClientInfo], blueprints: Mapping[str, Blueprint], input_shape: tuple[int, ...]
     ) -> str | None:
         """Return what to do when no tensor belongs to two clients: everybody would get back what it sent."""
-        view = resolve_view(self.view, blueprints, self.buffers == "average")
-        if len(blueprints) < 2 or isinstance(view, Full | Shared):  # these have words of their own for what is missing
+        if self.view != "auto" or len(blueprints) < 2:  # a view that was asked for by name is taken at its word
             return None
+        view = resolve_view(self.view, blueprints, self.buffers == "average")
         holders: Counter[str] = Counter()
         for architecture, clients in Counter(info.architecture for info in infos).items():
             for slot in view.slots(blueprints[architecture], blueprints).values():

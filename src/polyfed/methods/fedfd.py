@@ -27,7 +27,7 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal, cast
@@ -161,12 +161,6 @@ class FedFD(HeteroFL):
         if self.aggregation == "none":
             return frozenset({"public", "features"})
         return super().requirements() | (frozenset() if self.kind == "none" else {"public", "features", "builds"})
-
-    def misfit(
-        self, infos: Sequence[ClientInfo], blueprints: Mapping[str, Blueprint], input_shape: tuple[int, ...]
-    ) -> str | None:
-        """Without aggregation no weights are exchanged."""
-        return None if self.aggregation == "none" else super().misfit(infos, blueprints, input_shape)
 
     @property
     def kind(self) -> str:
