@@ -89,7 +89,7 @@ def _stacked(home: InProcess, jobs: list[Job], step: Step, ctx: Context) -> floa
     program = make_program(home, jobs, tensors, step, ctx, 0)
     start = time.thread_time()
     program.run(limit=STEPS)
-    return (time.thread_time() - start) * len(program.updates) / sum(len(m.losses) for m in program.members)
+    return (time.thread_time() - start) * len(program.updates) / sum(m.losses.number for m in program.members)
 
 
 def _alone(home: InProcess, job: Job, step: Step, ctx: Context) -> float:

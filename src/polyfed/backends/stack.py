@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from polyfed.backends.masks import Masks, Recorder
 from polyfed.backends.steps import Optimizer, Selection, clip, make_optimizer
+from polyfed.core.losses import Losses
 from polyfed.core.nets import EVAL, TRAIN, FunctionalNet
 from polyfed.core.party import Context, Party
 from polyfed.core.rng import generator
@@ -38,7 +39,7 @@ class Member:
     party: Party
     stage: Stage
     states: Mapping[str, Mapping[str, Tensor]]
-    losses: list[float] = field(default_factory=list)
+    losses: Losses = field(default_factory=Losses)
 
     @property
     def data(self) -> Samples:
@@ -212,7 +213,7 @@ class Program:
             rate = learning_rate(update.training or self.training, self.ctx.round, epoch)
             values = self.update(number, update, selection, x, y, columns, aux, rate)
             for client, value in zip(selection.clients, values.tolist(), strict=True):
-                self.members[client].losses.append(value)
+                self.members[client].losses.add(value)
 
     def update(
         self,

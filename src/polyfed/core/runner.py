@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import fsum, isfinite
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch.utils._pytree import tree_map
 
 from polyfed.core.errors import TrainingError
 from polyfed.core.layout import beside_weights, channels_last
+from polyfed.core.losses import Losses
 from polyfed.core.nets import EVAL, TRAIN, Net, has_batch_norm
 from polyfed.core.party import Context, Party, Training
 from polyfed.core.rng import generator
@@ -37,7 +37,7 @@ def run_stage(stage: Stage, party: Party, ctx: Context, name: str) -> float:
         When a loss is not finite, with the party, round and batch.
     """
     steppers: list[Stepper] = []
-    losses: list[Tensor] = []
+    losses = Losses()
     normed = is_normed(party)
     dropout = SeededDropout(lambda: generator(ctx.seed, f"dropout/{name}", ctx.round, party.id), party.models)
     with channels_last(party.models, ctx.input_shape), dropout:
@@ -53,7 +53,7 @@ def run_stage(stage: Stage, party: Party, ctx: Context, name: str) -> float:
                 if len(steppers) > 1:
                     stepper.choose()
                 rate = learning_rate(stepper.training, ctx.round, epoch)
-                losses.append(stepper.step(lone if len(batch.y) == 1 else nets, batch, aux, rate))
+                losses.add(stepper.step(lone if len(batch.y) == 1 else nets, batch, aux, rate))
         for module in party.models.values():
             module.requires_grad_(True)
     return check_finite(losses, party, ctx, name, len(steppers))
@@ -116,20 +116,16 @@ def to_device(tree: Any, device: torch.device) -> Any:
     return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, tree)
 
 
-def check_finite(
-    losses: Sequence[Tensor] | Sequence[float], party: Party, ctx: Context, name: str, per_batch: int = 1
-) -> float:
+def check_finite(losses: Losses, party: Party, ctx: Context, name: str, per_batch: int = 1) -> float:
     """Return the mean of the losses, or say where training broke down."""
-    if not losses:
-        return 0.0
-    values: list[float] = torch.stack(list(losses)).tolist() if isinstance(losses[0], Tensor) else list(losses)  # type: ignore
-    if not all(map(isfinite, values)):
-        bad = next(place for place, value in enumerate(values) if not isfinite(value))
+    mean = losses.mean()
+    if losses.bad is not None:
+        place, value = losses.bad
         raise TrainingError(
-            f"The loss of {party} became {values[bad]} in round {ctx.round}, batch {bad // per_batch + 1} of '{name}': "
+            f"The loss of {party} became {value} in round {ctx.round}, batch {place // per_batch + 1} of '{name}': "
             f"try a smaller lr (now {ctx.training.lr:g}) or gradient clipping (training.clip)."
         )
-    return fsum(values) / len(values)
+    return mean
 
 
 class Stepper:
