@@ -12,6 +12,7 @@ from torch import nn
 
 from polyfed.core.errors import InputError
 from polyfed.core.method import Method
+from polyfed.core.nets import frozen_names
 from polyfed.core.party import Blueprint, ClientInfo, PartyData
 from polyfed.core.rng import seeded
 from polyfed.core.samples import Samples
@@ -71,6 +72,10 @@ def make_blueprint(
     with seeded(seed, f"init/{label}"):
         module = construct()
     _check(module, label, input_shape, num_classes)
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise InputError(
+            f"Model {label} has nothing to train: all of its parameters are frozen; set requires_grad on some of them."
+        )
     # Not a copy: nobody trains this module, it is only copied from.
     state = {name: tensor.detach() for name, tensor in module.state_dict().items()}
     buffers = frozenset(name for name, _ in module.named_buffers())
@@ -85,6 +90,7 @@ def make_blueprint(
         parameters=count_parameters(module),
         initial=state,
         build=lambda: copy.deepcopy(module),
+        frozen=frozen_names(module),
     )
 
 

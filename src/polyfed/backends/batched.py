@@ -295,7 +295,10 @@ def obstacle(home: InProcess, group: list[Job], step: Step, ctx: Context) -> str
             return "recurrent layers cannot be stacked"
     try:
         tensors = {m: {n: torch.stack([_states(j)[m][n] for j in jobs]) for n in states[m]} for m in states}
-        make_program(home, jobs, tensors, step, ctx, 0).run(limit=1)
+        program = make_program(home, jobs, tensors, step, ctx, 0)
+        if any(program.frozen.values()) and not all(program.used):
+            return "all that it could move is frozen"
+        program.run(limit=1)
     except (RuntimeError, ValueError) as error:  # what `vmap` raises at operations that it cannot stack
         return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
     return ""

@@ -254,7 +254,8 @@ class InProcess:
         if record is not None and (record.memory or len(record.states) > 1):
             return None
         received = message.params.get("main", {})
-        if any(t.is_floating_point() and name not in received for name, t in blueprint.initial.items()):
+        known = {*received, *blueprint.frozen}  # nobody moves what is frozen
+        if any(t.is_floating_point() and name not in known for name, t in blueprint.initial.items()):
             return None
         tensors = tuple((name, t.data_ptr(), tuple(t.shape)) for name, t in message.tensors())
         return blueprint.name, tensors

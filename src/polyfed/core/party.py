@@ -45,6 +45,7 @@ class Blueprint:
     parameters: int
     initial: State = field(repr=False)  # the common initial state of this architecture
     build: Callable[[], nn.Module] | None = field(default=None, repr=False)
+    frozen: frozenset[str] = frozenset()  # parameters without gradients: they stay as in `initial`, at every party
 
 
 @dataclass

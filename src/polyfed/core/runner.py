@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from polyfed.core.errors import TrainingError
+from polyfed.core.errors import InputError, TrainingError
 from polyfed.core.layout import beside_weights, channels_last
 from polyfed.core.losses import Losses
 from polyfed.core.nets import EVAL, TRAIN, Net, has_batch_norm
@@ -40,9 +41,9 @@ def run_stage(stage: Stage, party: Party, ctx: Context, name: str) -> float:
     losses = Losses()
     normed = is_normed(party)
     dropout = SeededDropout(lambda: generator(ctx.seed, f"dropout/{name}", ctx.round, party.id), party.models)
-    with channels_last(party.models, ctx.input_shape), dropout:
+    with channels_last(party.models, ctx.input_shape), flags_kept(party.models), dropout:
         training = stage.training or ctx.training
-        steppers = [Stepper(update, update.training or training, party) for update in stage.all_updates()]
+        steppers = [Stepper(update, update.training or training, party, name) for update in stage.all_updates()]
         nets = {key: Net(module) for key, module in party.models.items()}
         lone = {key: LoneNet(module) for key, module in party.models.items()} if normed else nets
         aux = beside_weights(to_device(stage.aux, ctx.device), party.models)
@@ -54,9 +55,18 @@ def run_stage(stage: Stage, party: Party, ctx: Context, name: str) -> float:
                     stepper.choose()
                 rate = learning_rate(stepper.training, ctx.round, epoch)
                 losses.add(stepper.step(lone if len(batch.y) == 1 else nets, batch, aux, rate))
-        for module in party.models.values():
-            module.requires_grad_(True)
     return check_finite(losses, party, ctx, name, len(steppers))
+
+
+@contextmanager
+def flags_kept(models: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Run the block, in which updates say which parameters ask for gradients; then each asks as it did before."""
+    flags = [(parameter, parameter.requires_grad) for module in models.values() for parameter in module.parameters()]
+    try:
+        yield
+    finally:
+        for parameter, asked in flags:
+            parameter.requires_grad_(asked)
 
 
 def is_normed(party: Party) -> bool:
@@ -131,15 +141,19 @@ def check_finite(losses: Losses, party: Party, ctx: Context, name: str, per_batc
 class Stepper:
     """One update with its optimiser, for the length of a stage."""
 
-    def __init__(self, update: Update, training: Training, party: Party) -> None:
+    def __init__(self, update: Update, training: Training, party: Party, name: str) -> None:
         self.update = update
+        self.idle = f"{party} has nothing to train in '{name}': all that it could move is frozen (requires_grad=False)."
         self.training = training
         self.modules = party.models
+        mine = {key: party.models[key].named_parameters() for key in update.trainable}
         self.chosen = {
-            key: {n: p for n, p in party.models[key].named_parameters() if is_trainable(n, prefixes)}
+            key: {n: p for n, p in mine[key] if p.requires_grad and is_trainable(n, prefixes)}
             for key, prefixes in update.trainable.items()
         }
         self.parameters: list[Tensor] = [p for group in self.chosen.values() for p in group.values()]
+        if not self.parameters:
+            raise InputError(self.idle)
         self.optimizer = make_optimizer(self.parameters, training)
 
     def choose(self) -> None:
@@ -155,6 +169,8 @@ class Stepper:
             parameter.grad = None
         if self.update.gradients is None:
             loss = self.update.losses[0](nets, batch, aux)
+            if not loss.requires_grad:
+                raise InputError(self.idle)
             loss.backward()  # type: ignore[no-untyped-call]
         else:
             values, grads = [], []
@@ -176,8 +192,10 @@ class Stepper:
         return loss.detach()
 
     def _gradient(self, loss: Tensor) -> Grads:
-        flat = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
-        values = iter(flat)
+        if loss.requires_grad:
+            values = iter(torch.autograd.grad(loss, self.parameters, materialize_grads=True))
+        else:  # this one of several losses depends on frozen parameters only
+            values = map(torch.zeros_like, self.parameters)
         return {key: {name: next(values) for name in group} for key, group in self.chosen.items()}
 
     @torch.no_grad()

@@ -167,7 +167,6 @@ class Site:
         ctx.run_stage = lambda stage, party, name: run_stage(stage, party, ctx, name)
         party = Party(info.id, info, PartyData(self.data.train, self.data.validation, self.data.public))
         load_state(module, blueprint.initial)
-        module.requires_grad_(True)
         party.models["main"] = module
         with torch.no_grad():
             method.setup_client(party, ctx)
