@@ -15,6 +15,7 @@ from polyfed.core.method import Method
 from polyfed.core.nets import frozen_names
 from polyfed.core.party import Blueprint, ClientInfo, PartyData
 from polyfed.core.rng import seeded
+from polyfed.core.runner import draws_by_itself
 from polyfed.core.samples import Samples
 from polyfed.data import Clients
 from polyfed.models import build, check_model, count_parameters, names, properties, with_feature_dim
@@ -91,6 +92,7 @@ def make_blueprint(
         initial=state,
         build=lambda: copy.deepcopy(module),
         frozen=frozen_names(module),
+        random=draws_by_itself(module, sample_input(module, input_shape)),
     )
 
 

@@ -22,6 +22,7 @@ from polyfed.core.evaluate import Tally, chunk_count, measure_chunks, prepared, 
 from polyfed.core.message import Message, State
 from polyfed.core.method import Method, Replies, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, PartyData, fill
+from polyfed.core.rng import seeded
 from polyfed.core.samples import Samples
 
 __all__ = ["ENGINES", "InProcess", "chosen_device", "drive", "make_engine", "receive"]
@@ -358,6 +359,6 @@ class InProcess:
             seat = Seat(blueprint.build().to(ctx.device))
         seat.attach({name: tensor.to(ctx.device, copy=True) for name, tensor in blueprint.initial.items()})
         party.models["main"] = seat.module
-        with torch.no_grad():
+        with torch.no_grad(), seeded(ctx.seed, "own/setup"):
             self.method.setup_client(party, ctx)
         return party

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -14,9 +15,9 @@ from torch.utils._pytree import tree_map
 from polyfed.core.errors import InputError, TrainingError
 from polyfed.core.layout import beside_weights, channels_last
 from polyfed.core.losses import Losses
-from polyfed.core.nets import EVAL, TRAIN, Net, has_batch_norm
+from polyfed.core.nets import EVAL, TRAIN, Net, has_batch_norm, mode
 from polyfed.core.party import Context, Party, Training
-from polyfed.core.rng import generator
+from polyfed.core.rng import generator, watched
 from polyfed.core.stage import Batch, Grads, Stage, Update, epoch_plan, is_trainable, learning_rate, make_optimizer
 
 PIECE = 4_000_000  # input values that are collected at once
@@ -220,6 +221,21 @@ class LoneNet(Net):
 def has_dropout(models: Mapping[str, nn.Module]) -> bool:
     """Tell whether some network has dropout layers."""
     return any(isinstance(m, nn.modules.dropout._DropoutNd) for model in models.values() for m in model.modules())
+
+
+def draws_by_itself(module: nn.Module, inputs: Tensor) -> bool:
+    """Tell whether a network draws from torch's global generator: a trial in both modes, on a copy.
+
+    Dropout layers do not count: `SeededDropout` draws their masks.
+    """
+    module = copy.deepcopy(module)
+    for wanted in (TRAIN, EVAL):
+        with watched() as drawn, suppress(RuntimeError, ValueError):  # what cannot train says so when it is trained
+            with mode(module, wanted), torch.no_grad(), SeededDropout(torch.Generator, {"main": module}):
+                module(inputs)
+            if drawn():
+                return True
+    return False
 
 
 class SeededDropout(TorchFunctionMode):

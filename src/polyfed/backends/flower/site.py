@@ -29,6 +29,7 @@ from polyfed.core.evaluate import measure
 from polyfed.core.message import Message
 from polyfed.core.method import Method, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, PartyData, Training, load_state
+from polyfed.core.rng import seeded
 from polyfed.core.runner import run_stage
 
 PHASES = ("before", "round", "after")
@@ -101,7 +102,8 @@ class Site:
         party, ctx = self.open(method, head, before=tag)
         self.take(party, self.read(parcel))
         step = Step(**{key: head["step"][key] for key in ("name", "who", "down", "up")})
-        reply, loss = drive(method, party, step, ctx)
+        with ctx.own_draws(f"own/{step.name}", party):
+            reply, loss = drive(method, party, step, ctx)
         party.inbox = Message()  # it may be as large as the reply, which is written now
         if step.up and reply.wire_bytes() > self.max_bytes:
             raise MessageError(f"Its reply has {reply.wire_bytes()} bytes, the limit is {self.max_bytes}.")
@@ -168,7 +170,7 @@ class Site:
         party = Party(info.id, info, PartyData(self.data.train, self.data.validation, self.data.public))
         load_state(module, blueprint.initial)
         party.models["main"] = module
-        with torch.no_grad():
+        with torch.no_grad(), seeded(ctx.seed, "own/setup"):
             method.setup_client(party, ctx)
         found = [tag for tag in self.tags(head) if tag < before]
         if found:
