@@ -14,7 +14,7 @@ from polyfed.api import prepare
 from polyfed.compare import compare
 from polyfed.config import Networks, experiment
 from polyfed.core.errors import InputError, PolyfedError
-from polyfed.core.federation import Settings
+from polyfed.core.settings import Settings
 
 sys.path.insert(0, str(Path(__file__).parent / "contract"))
 from table import synthetic

@@ -14,8 +14,10 @@ from torch import nn
 from polyfed.core.errors import InputError
 from polyfed.core.message import State
 from polyfed.core.method import Method
+from polyfed.core.nets import frozen_names
 from polyfed.core.party import Blueprint, ClientInfo, PartyData, state_of
 from polyfed.core.rng import seeded
+from polyfed.core.runner import draws_by_itself
 from polyfed.core.samples import Samples
 from polyfed.data import Clients
 from polyfed.models import build, check_model, count_parameters, names, properties, with_feature_dim
@@ -66,6 +68,10 @@ def make_blueprint(
     """Build a model once from its seed, check it, and describe it."""
     module = make_module(model, label, input_shape, num_classes, seed, feature_dim, feature_adapter)
     _check(module, label, input_shape, num_classes)
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise InputError(
+            f"Model {label} has nothing to train: all of its parameters are frozen; set requires_grad on some of them."
+        )
     state = state_of(module)  # not a copy: nobody trains this module, it is only copied from
     buffers = frozenset(name for name, _ in module.named_buffers())
     return Blueprint(
@@ -79,6 +85,8 @@ def make_blueprint(
         parameters=count_parameters(module),
         initial=state,
         build=lambda: copy.deepcopy(module),
+        frozen=frozen_names(module),
+        random=draws_by_itself(module, sample_input(module, input_shape)),
     )
 
 

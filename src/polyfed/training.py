@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from polyfed.core.party import Context, Party, PartyData
-from polyfed.core.rng import SERVER
+from polyfed.core.rng import SERVER, seeded
 from polyfed.core.runner import run_stage
 from polyfed.core.settings import Training
 from polyfed.core.stage import Stage
@@ -30,4 +30,5 @@ def train_alone(model: nn.Module, stage: Stage, training: Training, seed: int = 
         clients=0,
         device=device,
     )
-    return run_stage(stage, party, ctx, name)
+    with seeded(seed, f"own/{name}"):
+        return run_stage(stage, party, ctx, name)

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from polyfed.backends.batched import Batched, Job, make_program, samples_of
 from polyfed.backends.crew import one_thread
-from polyfed.backends.threads import Threads
 from polyfed.core.message import Message
 from polyfed.core.method import Replies, Step
-from polyfed.core.party import Context, Party
+from polyfed.core.party import Blueprint, Context, Party
 from polyfed.core.runner import run_stage
 
 if TYPE_CHECKING:
@@ -34,20 +33,16 @@ class Auto(Batched):
         self.gains: dict[Any, float] = {}  # kind of stage -> how many times faster a stack is; 0: it cannot be one
         self.met: dict[tuple[str, str], set[Any]] = {}  # (step, architecture) -> the kinds of stages seen in it
         self.settled: set[tuple[str, str]] = set()  # (step, architecture) whose clients run whole
-        self.threads = Threads()
 
     def exchange(self, home: InProcess, step: Step, messages: Mapping[int, Message], ctx: Context) -> Replies:
-        """Let clients whose stages gain nothing from stacking work whole, the others from stage to stage."""
-        whole = {c: m for c, m in messages.items() if (step.name, home.infos[c].architecture) in self.settled}
-        rest = {c: m for c, m in messages.items() if c not in whole}
-        replies = super().exchange(home, step, rest, ctx) if rest else Replies()
-        if whole:
-            others = self.threads.exchange(home, step, whole, ctx)
-            replies.messages.update(others.messages)
-            replies.losses.update(others.losses)
-            replies.seconds.update(others.seconds)
+        """Let the clients work, and note whose stages gained nothing from stacking."""
+        replies = super().exchange(home, step, messages, ctx)
         self.settle(step)
         return replies
+
+    def works_whole(self, step: Step, blueprint: Blueprint) -> bool:
+        """Let also those work whole whose stages gain nothing from stacking."""
+        return (step.name, blueprint.name) in self.settled or super().works_whole(step, blueprint)
 
     def settle(self, step: Step) -> None:
         """Note the architectures none of whose stages in this step are stacked."""
@@ -89,7 +84,7 @@ def _stacked(home: InProcess, jobs: list[Job], step: Step, ctx: Context) -> floa
     program = make_program(home, jobs, tensors, step, ctx, 0)
     start = time.thread_time()
     program.run(limit=STEPS)
-    return (time.thread_time() - start) * len(program.updates) / sum(len(m.losses) for m in program.members)
+    return (time.thread_time() - start) * len(program.updates) / sum(m.losses.number for m in program.members)
 
 
 def _alone(home: InProcess, job: Job, step: Step, ctx: Context) -> float:

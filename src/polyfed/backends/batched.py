@@ -19,11 +19,12 @@ from torch.utils._pytree import tree_flatten
 from polyfed.backends.crew import one_thread
 from polyfed.backends.dense import chain_of, suits
 from polyfed.backends.stack import Member, Program, Tensors
+from polyfed.backends.threads import Threads
 from polyfed.backends.work import receive
 from polyfed.core.message import Message
 from polyfed.core.method import Replies, Step
 from polyfed.core.nets import norms_of
-from polyfed.core.party import Context, Party
+from polyfed.core.party import Blueprint, Context, Party
 from polyfed.core.runner import check_finite, run_stage
 from polyfed.core.stage import Stage
 
@@ -60,10 +61,32 @@ class Batched:
     """Runs stages of equal clients as stacks."""
 
     def __init__(self) -> None:
+        self.threads = Threads()
+        self.told: set[str] = set()  # architectures whose clients never run in stacks, as the log says
         self.refused: dict[Any, str] = {}  # kind of stage -> why it cannot be stacked
         self.between: dict[str, float] = {}  # step -> seconds that a client spent outside its stages, last time
 
     def exchange(self, home: InProcess, step: Step, messages: Mapping[int, Message], ctx: Context) -> Replies:
+        """Let clients that cannot gain from stacks work whole, the others from stage to stage."""
+        plans = {client: home.blueprints[home.infos[client].architecture] for client in messages}
+        whole = {client: m for client, m in messages.items() if self.works_whole(step, plans[client])}
+        rest = {c: m for c, m in messages.items() if c not in whole}
+        replies = self.by_stages(home, step, rest, ctx) if rest else Replies()
+        if whole:
+            others = self.threads.exchange(home, step, whole, ctx)
+            replies.messages.update(others.messages)
+            replies.losses.update(others.losses)
+            replies.seconds.update(others.seconds)
+        return replies
+
+    def works_whole(self, step: Step, blueprint: Blueprint) -> bool:
+        """Tell whether clients of an architecture do all of a step one by one."""
+        if blueprint.random and blueprint.name not in self.told:
+            self.told.add(blueprint.name)
+            log.info("Clients of %s run one by one: their network draws random numbers by itself.", blueprint.name)
+        return blueprint.random
+
+    def by_stages(self, home: InProcess, step: Step, messages: Mapping[int, Message], ctx: Context) -> Replies:
         """Let all clients work from stage to stage and collect their replies."""
         workers = home.crew.workers
         jobs = [Job(client, place % workers) for place, client in enumerate(sorted(messages))]
@@ -295,7 +318,10 @@ def obstacle(home: InProcess, group: list[Job], step: Step, ctx: Context) -> str
             return "recurrent layers cannot be stacked"
     try:
         tensors = {m: {n: torch.stack([_states(j)[m][n] for j in jobs]) for n in states[m]} for m in states}
-        make_program(home, jobs, tensors, step, ctx, 0).run(limit=1)
+        program = make_program(home, jobs, tensors, step, ctx, 0)
+        if any(program.frozen.values()) and not all(program.used):
+            return "all that it could move is frozen"
+        program.run(limit=1)
     except (RuntimeError, ValueError) as error:  # what `vmap` raises at operations that it cannot stack
         return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
     return ""

@@ -146,12 +146,15 @@ class DenseProgram(Program):
         optimizer = self.optimizers[0]
         if not isinstance(optimizer, Sgd):
             optimizer.steps[selection.clients] += 1  # type: ignore[attr-defined]
+        moved = self.moved[0]["main"]
+        lowest = min(place for place, layer in enumerate(self.chain) if {layer.weight, layer.bias} & moved.keys())
         for place in reversed(range(len(self.chain))):
             layer, inputs = self.chain[place], activations[place]
             weight = params[layer.weight]
-            before = torch.bmm(delta, weight) if place else None  # with the weights of this step
-            self.move(layer.weight, weight, delta.transpose(1, 2), inputs, selection, rate, of_params)
-            if layer.bias is not None:
+            before = torch.bmm(delta, weight) if place > lowest else None  # with the weights of this step
+            if layer.weight in moved:
+                self.move(layer.weight, weight, delta.transpose(1, 2), inputs, selection, rate, of_params)
+            if layer.bias is not None and layer.bias in moved:
                 self.move(layer.bias, params[layer.bias], None, delta.sum(1), selection, rate, of_params)
             if before is None:
                 break

@@ -22,6 +22,7 @@ from polyfed.core.evaluate import Tally, chunk_count, measure_chunks, prepared, 
 from polyfed.core.message import Message, State
 from polyfed.core.method import EVALUATE, Method, Replies, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, PartyData, fill
+from polyfed.core.rng import seeded
 from polyfed.core.samples import Samples
 
 __all__ = ["ENGINES", "InProcess", "chosen_device", "drive", "make_engine", "receive"]
@@ -257,7 +258,8 @@ class InProcess:
         if not self.plain or (record is not None and (record.memory or len(record.states) > 1)):
             return None
         received = message.params.get("main", {})
-        if any(t.is_floating_point() and name not in received for name, t in blueprint.initial.items()):
+        known = {*received, *blueprint.frozen}  # nobody moves what is frozen
+        if any(t.is_floating_point() and name not in known for name, t in blueprint.initial.items()):
             return None
         own = self._initial(self.infos[client])
         if any(name not in received and not torch.equal(t, own[name]) for name, t in blueprint.initial.items()):
@@ -372,6 +374,6 @@ class InProcess:
             seat = Seat(blueprint.build().to(ctx.device))
         seat.attach({name: tensor.to(ctx.device, copy=True) for name, tensor in self._initial(info).items()})
         party.models["main"] = seat.module
-        with torch.no_grad():
+        with torch.no_grad(), seeded(ctx.seed, "own/setup"):
             self.method.setup_client(party, ctx)
         return party

@@ -18,7 +18,8 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from polyfed.backends.masks import Masks, Recorder
 from polyfed.backends.steps import Optimizer, Selection, clip, make_optimizer
-from polyfed.core.nets import EVAL, TRAIN, FunctionalNet
+from polyfed.core.losses import Losses
+from polyfed.core.nets import EVAL, TRAIN, FunctionalNet, frozen_names
 from polyfed.core.party import Context, Party
 from polyfed.core.rng import generator
 from polyfed.core.runner import has_dropout, is_normed, pieces, plan_of
@@ -38,7 +39,7 @@ class Member:
     party: Party
     stage: Stage
     states: Mapping[str, Mapping[str, Tensor]]
-    losses: list[float] = field(default_factory=list)
+    losses: Losses = field(default_factory=Losses)
 
     @property
     def data(self) -> Samples:
@@ -86,7 +87,8 @@ class Program:
         parameters = {key: {n for n, _ in module.named_parameters()} for key, module in modules.items()}
         self.params: Tensors = {k: {n: t for n, t in g.items() if n in parameters[k]} for k, g in tensors.items()}
         self.buffers: Tensors = {k: {n: t for n, t in g.items() if n not in parameters[k]} for k, g in tensors.items()}
-        self.moved = [chosen(self.params, update) for update in self.updates]
+        self.frozen = {key: frozen_names(module) for key, module in modules.items()}
+        self.moved = [chosen(self.params, update, self.frozen) for update in self.updates]
         self.optimizers: list[Optimizer] = [
             make_optimizer(update.training or self.training, moved, len(members))
             for update, moved in zip(self.updates, self.moved, strict=True)
@@ -212,7 +214,7 @@ class Program:
             rate = learning_rate(update.training or self.training, self.ctx.round, epoch)
             values = self.update(number, update, selection, x, y, columns, aux, rate)
             for client, value in zip(selection.clients, values.tolist(), strict=True):
-                self.members[client].losses.append(value)
+                self.members[client].losses.add(value)
 
     def update(
         self,
@@ -330,13 +332,15 @@ class Program:
         for number, update in enumerate(self.updates):
             params = {k: {n: t[0].detach().clone() for n, t in g.items()} for k, g in self.params.items()}
             buffers = {k: {n: t[0].detach().clone() for n, t in g.items()} for k, g in self.buffers.items()}
-            moved = chosen(params, update)
+            moved = chosen(params, update, self.frozen)
             names = [(key, name) for key, group in moved.items() for name in group]
             flat = [moved[key][name].requires_grad_(True) for key, name in names]
             used: set[tuple[str, str]] = set()
             for place in range(len(update.losses)):
                 with Recorder():
                     loss = self.loss_of(number, place, len(x))(moved, params, buffers, x, y, columns, aux, None)
+                if not loss.requires_grad:
+                    continue
                 grads = torch.autograd.grad(loss, flat, allow_unused=True)
                 used |= {name for name, grad in zip(names, grads, strict=True) if grad is not None}
             found.append(used)
@@ -361,10 +365,10 @@ class Program:
         return [torch.stack(masks).to(self.ctx.device) for masks in zip(*drawn, strict=True)]
 
 
-def chosen(params: Tensors, update: Update) -> Tensors:
+def chosen(params: Tensors, update: Update, frozen: Mapping[str, frozenset[str]]) -> Tensors:
     """Return the tensors that an update moves."""
     return {
-        key: {name: tensor for name, tensor in params[key].items() if is_trainable(name, prefixes)}
+        key: {n: tensor for n, tensor in params[key].items() if n not in frozen[key] and is_trainable(n, prefixes)}
         for key, prefixes in update.trainable.items()
     }
 

@@ -27,10 +27,11 @@ class Threads:
 
         def work(worker: int, client: int) -> tuple[Message, float, float]:
             start = time.perf_counter()
-            party = home.open(client, ctx, worker=worker)
-            receive(home.method, party, messages[client], step, ctx)
-            reply, loss = drive(home.method, party, step, ctx)
-            home.close(party, ctx)
+            with ctx.own_draws(f"own/{step.name}", home.infos[client]):
+                party = home.open(client, ctx, worker=worker)
+                receive(home.method, party, messages[client], step, ctx)
+                reply, loss = drive(home.method, party, step, ctx)
+                home.close(party, ctx)
             return reply, loss, time.perf_counter() - start
 
         clients = sorted(messages)

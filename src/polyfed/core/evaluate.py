@@ -90,7 +90,8 @@ def measure_chunks(method: Method, party: Party, data: Samples, chunks: range, c
 @torch.inference_mode()
 def _chunk(method: Method, party: Party, data: Samples, number: int, ctx: Context) -> Tally:
     rows = torch.arange(number * CHUNK, min((number + 1) * CHUNK, len(data)))
-    scores = method.predict(party, data.inputs(rows).to(ctx.device), ctx).float()
+    with ctx.own_draws(f"own/predict/{number}", party):
+        scores = method.predict(party, data.inputs(rows).to(ctx.device), ctx).float()
     target = data.labels(rows).to(ctx.device)
     further = scores.shape[1] > ctx.num_classes
     return Tally(

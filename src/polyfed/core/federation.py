@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -15,7 +16,7 @@ from polyfed.core.evaluate import measure
 from polyfed.core.message import Message
 from polyfed.core.method import EVALUATE, Method, Step
 from polyfed.core.party import Context, Party, PartyData, load_state
-from polyfed.core.rng import SERVER, generator
+from polyfed.core.rng import SERVER, generator, seeded
 from polyfed.core.rundir import RunDirectory
 from polyfed.core.runner import run_stage
 from polyfed.core.samples import Samples
@@ -79,7 +80,8 @@ class Federation:
         self.ctx.run_stage = lambda stage, party, name: run_stage(stage, party, self.ctx, name)
         self.saved_at = time.monotonic()
         self.final = False  # the phase at hand is the last one, measured in full
-        method.setup_server(self.server, backend.infos, self.ctx)
+        with self._at_server("setup"):
+            method.setup_server(self.server, backend.infos, self.ctx)
 
     def run(self, resume: bool = False) -> list[Line]:
         """Run to the end and return the history."""
@@ -145,7 +147,7 @@ class Federation:
         """One exchange: send, work at the clients, fuse. Returns the clients' losses."""
         self.ctx.participants = tuple(sorted(clients))
         messages: dict[int, Message] = {}
-        with self.meter.time("send"):
+        with self.meter.time("send"), self._at_server(f"send/{step.name}"):
             for client in self.ctx.participants:
                 infos = self.backend.infos
                 messages[client] = (
@@ -161,13 +163,19 @@ class Federation:
             for client, message in ordered.items():
                 self.meter.count(UP, client, step.name, message)
             if ordered:
-                with self.meter.time("fuse"):
+                with self.meter.time("fuse"), self._at_server(f"fuse/{step.name}"):
                     self._fuse(step, ordered, missing)
         return [replies.losses[client] for client in ordered if client in replies.losses]
 
     def _fuse(self, step: Step, replies: Mapping[int, Message], missing: dict[int, str]) -> None:
         """Let the method take in the replies. A federation of strangers overrides this to catch harmful ones."""
         self.method.fuse(self.server, replies, step, self.ctx)
+
+    @contextmanager
+    def _at_server(self, work: str) -> Iterator[None]:
+        """Let the server compute; what its networks draw by themselves comes from a stream of its own."""
+        with seeded(self.settings.seed, f"own/{self.ctx.phase}/{work}", self.ctx.round):
+            yield
 
     # --- measuring ---
 
@@ -200,12 +208,14 @@ class Federation:
         if wanted is not None and wanted < len(clients) and not self.final:
             order = torch.randperm(len(clients), generator=generator(self.settings.seed, "evaluate-clients"))
             clients = sorted(clients[place] for place in order[:wanted].tolist())
-        return {client: self.method.send(self.server, infos[client], EVALUATE, self.ctx) for client in clients}
+        with self._at_server("send/evaluate"):
+            return {client: self.method.send(self.server, infos[client], EVALUATE, self.ctx) for client in clients}
 
     def _evaluate_server(self) -> Mapping[str, float | None]:
         if self.test is None or self.sample is None or not self.method.serves(self.server):
             return {"global": None}
-        found = measure(self.method, self.server, self.test if self.final else self.sample, self.ctx)
+        with self._at_server("evaluate"):
+            found = measure(self.method, self.server, self.test if self.final else self.sample, self.ctx)
         return {"global": found.accuracy} | ({} if found.private is None else {"global_private": found.private})
 
     def _summary(self, measures: Mapping[int, Measure]) -> dict[str, Any]:

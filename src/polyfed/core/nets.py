@@ -158,6 +158,11 @@ def has_batch_norm(module: nn.Module) -> bool:
     return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in norms_of(module))
 
 
+def frozen_names(module: nn.Module) -> frozenset[str]:
+    """Return the names of the parameters that nobody may train: those that ask for no gradient."""
+    return frozenset(n for n, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad)
+
+
 def norms_of(module: nn.Module) -> tuple[Any, ...]:
     """Return the layers that keep running statistics."""
     return (module,) if isinstance(module, _NORMS) else _parts(module).norms

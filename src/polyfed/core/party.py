@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +47,8 @@ class Blueprint:
     parameters: int
     initial: State = field(repr=False)  # the common initial state of this architecture
     build: Callable[[], nn.Module] | None = field(default=None, repr=False)
+    frozen: frozenset[str] = frozenset()  # parameters without gradients: they stay as in `initial`, at every party
+    random: bool = False  # its passes draw from torch's global generator (functional dropout, noise)
 
 
 @dataclass
@@ -135,6 +138,16 @@ class Context:
         """Return a fresh generator for this purpose, this round and this party (None: the server)."""
         client = SERVER if party is None else party if isinstance(party, int) else party.id
         return generator(self.seed, purpose, self.round, client)
+
+    def own_draws(self, purpose: str, party: Party | ClientInfo) -> AbstractContextManager[None]:
+        """Return a block for the work of a client; what its network draws by itself comes from the client's stream.
+
+        That is torch's global generator, so such clients wait for each other. Others do not notice.
+        """
+        info = party.info if isinstance(party, Party) else party
+        if info is None or not self.blueprints[info.architecture].random:
+            return nullcontext()
+        return seeded(self.seed, purpose, self.round, info.id)
 
     def initialised(self, purpose: str, build: Callable[[], nn.Module]) -> nn.Module:
         """Build a side model from its own seed, the same for all parties that use the same purpose."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -36,12 +36,20 @@ def numpy_generator(seed: int, purpose: str, round: int = 0, client: int = SERVE
 
 
 @contextmanager
-def seeded(seed: int, purpose: str) -> Iterator[None]:
+def seeded(seed: int, purpose: str, round: int = 0, client: int = SERVER) -> Iterator[None]:
     """Run the block with torch's global generator at a seed of the tree, then put its old state back.
 
-    Modules initialise themselves from the global generator; this is the one place where it is used.
-    The lock keeps two threads from seeding it under each other.
+    Modules initialise themselves from the global generator, and some draw from it in every pass (functional dropout,
+    noise); this is the one place where it is used. The lock keeps two threads from seeding it under each other.
     """
     with _global_generator, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_of(seed, purpose))
+        torch.manual_seed(seed_of(seed, purpose, round, client))
         yield
+
+
+@contextmanager
+def watched() -> Iterator[Callable[[], bool]]:
+    """Run the block alone with torch's global generator; the function tells whether it was drawn from so far."""
+    with _global_generator, torch.random.fork_rng(devices=[]):
+        before = torch.get_rng_state()
+        yield lambda: not torch.equal(torch.get_rng_state(), before)

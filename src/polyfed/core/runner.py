@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import fsum, isfinite
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -11,11 +12,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from polyfed.core.errors import TrainingError
+from polyfed.core.errors import InputError, TrainingError
 from polyfed.core.layout import beside_weights, channels_last
-from polyfed.core.nets import EVAL, TRAIN, Net, has_batch_norm
+from polyfed.core.losses import Losses
+from polyfed.core.nets import EVAL, TRAIN, Net, has_batch_norm, mode
 from polyfed.core.party import Context, Party
-from polyfed.core.rng import generator
+from polyfed.core.rng import generator, watched
 from polyfed.core.settings import Training
 from polyfed.core.stage import Batch, Grads, Stage, Update, epoch_plan, is_trainable, learning_rate, make_optimizer
 
@@ -38,12 +40,12 @@ def run_stage(stage: Stage, party: Party, ctx: Context, name: str) -> float:
         When a loss is not finite, with the party, round and batch.
     """
     steppers: list[Stepper] = []
-    losses: list[Tensor] = []
+    losses = Losses()
     normed = is_normed(party)
     dropout = SeededDropout(lambda: generator(ctx.seed, f"dropout/{name}", ctx.round, party.id), party.models)
-    with channels_last(party.models, ctx.input_shape), dropout:
+    with channels_last(party.models, ctx.input_shape), flags_kept(party.models), dropout:
         training = stage.training or ctx.training
-        steppers = [Stepper(update, update.training or training, party) for update in stage.all_updates()]
+        steppers = [Stepper(update, update.training or training, party, name) for update in stage.all_updates()]
         nets = {key: Net(module) for key, module in party.models.items()}
         lone = {key: LoneNet(module) for key, module in party.models.items()} if normed else nets
         aux = beside_weights(to_device(stage.aux, ctx.device), party.models)
@@ -54,10 +56,19 @@ def run_stage(stage: Stage, party: Party, ctx: Context, name: str) -> float:
                 if len(steppers) > 1:
                     stepper.choose()
                 rate = learning_rate(stepper.training, ctx.round, epoch)
-                losses.append(stepper.step(lone if len(batch.y) == 1 else nets, batch, aux, rate))
-        for module in party.models.values():
-            module.requires_grad_(True)
+                losses.add(stepper.step(lone if len(batch.y) == 1 else nets, batch, aux, rate))
     return check_finite(losses, party, ctx, name, len(steppers))
+
+
+@contextmanager
+def flags_kept(models: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Run the block, in which updates say which parameters ask for gradients; then each asks as it did before."""
+    flags = [(parameter, parameter.requires_grad) for module in models.values() for parameter in module.parameters()]
+    try:
+        yield
+    finally:
+        for parameter, asked in flags:
+            parameter.requires_grad_(asked)
 
 
 def is_normed(party: Party) -> bool:
@@ -117,34 +128,34 @@ def to_device(tree: Any, device: torch.device) -> Any:
     return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, tree)
 
 
-def check_finite(
-    losses: Sequence[Tensor] | Sequence[float], party: Party, ctx: Context, name: str, per_batch: int = 1
-) -> float:
+def check_finite(losses: Losses, party: Party, ctx: Context, name: str, per_batch: int = 1) -> float:
     """Return the mean of the losses, or say where training broke down."""
-    if not losses:
-        return 0.0
-    values: list[float] = torch.stack(list(losses)).tolist() if isinstance(losses[0], Tensor) else list(losses)  # type: ignore
-    if not all(map(isfinite, values)):
-        bad = next(place for place, value in enumerate(values) if not isfinite(value))
+    mean = losses.mean()
+    if losses.bad is not None:
+        place, value = losses.bad
         raise TrainingError(
-            f"The loss of {party} became {values[bad]} in round {ctx.round}, batch {bad // per_batch + 1} of '{name}': "
+            f"The loss of {party} became {value} in round {ctx.round}, batch {place // per_batch + 1} of '{name}': "
             f"try a smaller lr (now {ctx.training.lr:g}) or gradient clipping (training.clip)."
         )
-    return fsum(values) / len(values)
+    return mean
 
 
 class Stepper:
     """One update with its optimiser, for the length of a stage."""
 
-    def __init__(self, update: Update, training: Training, party: Party) -> None:
+    def __init__(self, update: Update, training: Training, party: Party, name: str) -> None:
         self.update = update
+        self.idle = f"{party} has nothing to train in '{name}': all that it could move is frozen (requires_grad=False)."
         self.training = training
         self.modules = party.models
+        mine = {key: party.models[key].named_parameters() for key in update.trainable}
         self.chosen = {
-            key: {n: p for n, p in party.models[key].named_parameters() if is_trainable(n, prefixes)}
+            key: {n: p for n, p in mine[key] if p.requires_grad and is_trainable(n, prefixes)}
             for key, prefixes in update.trainable.items()
         }
         self.parameters: list[Tensor] = [p for group in self.chosen.values() for p in group.values()]
+        if not self.parameters:
+            raise InputError(self.idle)
         self.optimizer = make_optimizer(self.parameters, training)
 
     def choose(self) -> None:
@@ -160,6 +171,8 @@ class Stepper:
             parameter.grad = None
         if self.update.gradients is None:
             loss = self.update.losses[0](nets, batch, aux)
+            if not loss.requires_grad:
+                raise InputError(self.idle)
             loss.backward()  # type: ignore[no-untyped-call]
         else:
             values, grads = [], []
@@ -181,8 +194,10 @@ class Stepper:
         return loss.detach()
 
     def _gradient(self, loss: Tensor) -> Grads:
-        flat = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
-        values = iter(flat)
+        if loss.requires_grad:
+            values = iter(torch.autograd.grad(loss, self.parameters, materialize_grads=True))
+        else:  # this one of several losses depends on frozen parameters only
+            values = map(torch.zeros_like, self.parameters)
         return {key: {name: next(values) for name in group} for key, group in self.chosen.items()}
 
     @torch.no_grad()
@@ -207,6 +222,21 @@ class LoneNet(Net):
 def has_dropout(models: Mapping[str, nn.Module]) -> bool:
     """Tell whether some network has dropout layers."""
     return any(isinstance(m, nn.modules.dropout._DropoutNd) for model in models.values() for m in model.modules())
+
+
+def draws_by_itself(module: nn.Module, inputs: Tensor) -> bool:
+    """Tell whether a network draws from torch's global generator: a trial in both modes, on a copy.
+
+    Dropout layers do not count: `SeededDropout` draws their masks.
+    """
+    module = copy.deepcopy(module)
+    for wanted in (TRAIN, EVAL):
+        with watched() as drawn, suppress(RuntimeError, ValueError):  # what cannot train says so when it is trained
+            with mode(module, wanted), torch.no_grad(), SeededDropout(torch.Generator, {"main": module}):
+                module(inputs)
+            if drawn():
+                return True
+    return False
 
 
 class SeededDropout(TorchFunctionMode):

@@ -21,6 +21,14 @@ Blueprints = Mapping[str, Blueprint]
 
 
 def shared_names(blueprint: Blueprint, buffers: bool) -> list[str]:
+    """Return the names that are averaged unless others are asked for: all that can be, but for frozen parameters.
+
+    Nobody moves a frozen parameter: it is the same at all parties that have this architecture.
+    """
+    return [name for name in floating_names(blueprint, buffers) if name not in blueprint.frozen]
+
+
+def floating_names(blueprint: Blueprint, buffers: bool) -> list[str]:
     """Return the names that can be averaged: parameters, and float buffers if asked for; never integers."""
     return [
         name
@@ -137,7 +145,7 @@ class Prefix:
 
 @dataclass(frozen=True)
 class Shared:
-    """Only the tensors whose names start with one of `names` are shared (LG-FedAvg: the top layers)."""
+    """Only the tensors whose names start with one of `names` are shared (LG-FedAvg: the top layers), frozen or not."""
 
     names: tuple[str, ...] = ("head",)
     buffers: bool = True
@@ -169,7 +177,7 @@ class Shared:
     def _mine(self, blueprint: Blueprint) -> list[str]:
         return [
             name
-            for name in shared_names(blueprint, self.buffers)
+            for name in floating_names(blueprint, self.buffers)
             if any(name == prefix or name.startswith(prefix + ".") for prefix in self.names)
         ]
 

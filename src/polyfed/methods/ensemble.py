@@ -5,7 +5,8 @@ of any architecture train on their own data and upload the result.
 
 Deviations:
     Nothing is sent to the clients: each starts from the initial state of its architecture, made from the run's seed.
-    Integer buffers (BatchNorm's batch counter) are not sent.
+    Integer buffers (BatchNorm's batch counter) and frozen parameters are not sent: the server has the latter from the
+    initial state.
     With `weights="class"` probabilities are scaled to sum to 1 (the largest stays the largest).
 """
 
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from polyfed.core.fields import NotNegative
 from polyfed.core.message import Message, State
 from polyfed.core.method import Local, Method, Plan, Step
-from polyfed.core.nets import EVAL, FunctionalNet
+from polyfed.core.nets import EVAL, FunctionalNet, frozen_names
 from polyfed.core.party import Context, Party, state_of
 from polyfed.core.rng import SERVER
 from polyfed.core.stage import Aux, Batch, Stage
@@ -82,12 +83,17 @@ class OneShot(Method):
         """Keep the uploads."""
         server.memory["uploads"] = {
             str(client): {
-                "state": {name: tensor.clone() for name, tensor in reply.params["main"].items()},
+                "state": {name: tensor.clone() for name, tensor in self.whole(client, reply, ctx).items()},
                 **{name: tensor.clone() for name, tensor in reply.data.items()},
                 **reply.meta,
             }
             for client, reply in replies.items()
         }
+
+    def whole(self, client: int, reply: Message, ctx: Context) -> State:
+        """Return an uploaded network with its frozen parameters, which stayed as they were in the initial state."""
+        blueprint = ctx.blueprints[ctx.infos[client].architecture]
+        return {**{n: blueprint.initial[n].to(ctx.device) for n in blueprint.frozen}, **reply.params["main"]}
 
     def held(self, server: Party) -> list[int]:
         """Return the clients whose networks the server holds, in ascending order (a checkpoint sorts them as words)."""
@@ -163,5 +169,6 @@ def l1_norm(parameters: Mapping[str, Tensor]) -> Tensor:
 
 
 def shared_state(model: nn.Module) -> State:
-    """Return what a network is made of: parameters and float buffers, no integers."""
-    return {name: tensor for name, tensor in state_of(model).items() if tensor.is_floating_point()}
+    """Return what training makes of a network: parameters that are not frozen and float buffers, no integers."""
+    frozen = frozen_names(model)
+    return {n: tensor for n, tensor in state_of(model).items() if tensor.is_floating_point() and n not in frozen}

@@ -35,7 +35,7 @@ from polyfed.core.errors import InputError, MessageError
 from polyfed.core.fields import AtLeastOne, NotNegative
 from polyfed.core.message import Message
 from polyfed.core.method import EVALUATE, Local, Step
-from polyfed.core.nets import EVAL, mode
+from polyfed.core.nets import EVAL, frozen_names, mode
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, state_of
 from polyfed.core.stage import Aux, Batch, Draw, Grads, Stage
 from polyfed.methods.fedprox import FedProx
@@ -319,12 +319,12 @@ class FedIN(FedProx):
         return shapes
 
     def middle_names(self, client: Party, ctx: Context) -> tuple[str, ...]:
-        """Return which of this client's parameters belong to its middle."""
+        """Return which of this client's parameters belong to its middle and may move."""
         assert client.info is not None
         key = "fedin/middle", client.info.architecture
         if key not in ctx.cache:
-            parts = parameter_parts(client.main, ctx.input_shape)
-            ctx.cache[key] = tuple(name for name, part in parts.items() if part == "middle")
+            parts, frozen = parameter_parts(client.main, ctx.input_shape), frozen_names(client.main)
+            ctx.cache[key] = tuple(name for name, part in parts.items() if part == "middle" and name not in frozen)
         names: tuple[str, ...] = ctx.cache[key]
         return names
 

@@ -22,6 +22,7 @@ from polyfed.core.errors import InputError
 from polyfed.core.fields import NotNegative
 from polyfed.core.message import Message, State
 from polyfed.core.method import Local, Plan, Step
+from polyfed.core.nets import frozen_names
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, state_of
 from polyfed.core.stage import Aux, Batch
 from polyfed.methods.ensemble import l1_norm
@@ -91,8 +92,8 @@ class OneShotFedAvg(FedAvg):
 
     def shared(self, client: Party) -> State:
         """Return all tensors that enter the mean."""
-        state = state_of(client.main, buffers=self.buffers == "average")
-        return {name: tensor for name, tensor in state.items() if tensor.is_floating_point()}
+        state, frozen = state_of(client.main, buffers=self.buffers == "average"), frozen_names(client.main)
+        return {n: tensor for n, tensor in state.items() if tensor.is_floating_point() and n not in frozen}
 
     def fuse(self, server: Party, replies: Mapping[int, Message], step: Step, ctx: Context) -> None:
         """Take the weighted mean sum_j n_j/N w_j."""

@@ -170,7 +170,8 @@ class PFNM(OneShot):
     def match(self, replies: Mapping[int, Message], options: Matching, ctx: Context) -> State:
         """Return the state of the fused network for one setting."""
         networks = [
-            layers_of(load_chain(self.module(client, ctx), reply.params["main"])) for client, reply in replies.items()
+            layers_of(load_chain(self.module(client, ctx), self.whole(client, reply, ctx)))
+            for client, reply in replies.items()
         ]
         counts = torch.stack([reply.data["counts"] for reply in replies.values()])
         shares = list(class_weights(counts)) if self.class_weighting else None

@@ -23,9 +23,10 @@ def update_memory(
     The update is not carried out. Running statistics move as in any training pass.
     """
     chosen = {
-        key: [p for name, p in models[key].named_parameters() if is_trainable(name, prefixes)]
+        key: [p for name, p in models[key].named_parameters() if p.requires_grad and is_trainable(name, prefixes)]
         for key, prefixes in update.trainable.items()
     }
+    flags = [(p, p.requires_grad) for module in models.values() for p in module.parameters()]
     given: list[Any] = [batch.x, batch.y, *batch.columns.values(), *aux.values()]
     for module in models.values():
         module.requires_grad_(False)
@@ -45,8 +46,8 @@ def update_memory(
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         losses = [function(nets, batch, aux) for function in update.losses]  # alive, so that no address is used twice
     del losses
-    for module in models.values():
-        module.requires_grad_(True)
+    for parameter, asked in flags:
+        parameter.requires_grad_(asked)
     sizes = {
         "parameters": sum(_nbytes(p) for module in models.values() for p in module.parameters()),
         "gradients": sum(_nbytes(p) for group in chosen.values() for p in group),

@@ -53,6 +53,7 @@ def introduce(method: Method, model: ModelSpec, data: SiteData, blueprint: Bluep
         "shapes": {name: list(shape) for name, shape in blueprint.shapes.items()},
         "dtypes": {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in blueprint.initial.items()},
         "buffers": sorted(blueprint.buffers),
+        "frozen": sorted(blueprint.frozen),
         "properties": sorted(blueprint.properties),
         "feature_dim": blueprint.feature_dim,
         "family": blueprint.family,
@@ -127,6 +128,7 @@ def _blueprint(name: str, head: Head, blob: bytes, method: Method, run: Mapping[
         parameters=_count(head["parameters"], least=0),
         initial=_initial(name, blob, shapes, dtypes, bool(method.shares), max_bytes),
         build=None,  # its code is at the site only
+        frozen=frozenset(head["frozen"]) & (frozenset(shapes) - frozenset(head["buffers"])),
     )
 
 
@@ -152,19 +154,23 @@ def settle(
 ) -> tuple[dict[int, ClientInfo], dict[str, Blueprint]]:
     """Return the sites, numbered in the federation's order; give every distinct architecture one name.
 
-    Two sites whose own networks have the same name and the same tensors have the same architecture; those that share
-    only the name are told apart by the site.
+    Two sites whose own networks have the same name, tensors and frozen parameters have the same architecture; those
+    that share only the name are told apart by the site.
     """
     infos: dict[int, ClientInfo] = {}
     blueprints: dict[str, Blueprint] = {}
     for site in [name for name in order if name in met]:
         info, blueprint = met[site]
         known = blueprints.get(blueprint.name)
-        if known is not None and (known.shapes, known.properties) != (blueprint.shapes, blueprint.properties):
+        if known is not None and _kind(known) != _kind(blueprint):
             blueprint = replace(blueprint, name=f"{blueprint.name}@{site}")
         blueprints.setdefault(blueprint.name, blueprint)
         infos[order.index(site)] = replace(info, id=order.index(site), architecture=blueprint.name)
     return infos, blueprints
+
+
+def _kind(blueprint: Blueprint) -> tuple[Any, ...]:
+    return blueprint.shapes, blueprint.properties, blueprint.frozen
 
 
 def agree(heads: Mapping[str, Head], public: str | None, needs_public: bool) -> None:

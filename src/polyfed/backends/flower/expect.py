@@ -112,7 +112,9 @@ def stand_in(blueprint: Blueprint, problem: Problem, variant: int) -> Blueprint:
             module = with_feature_dim(module, blueprint.feature_dim, "linear")
     state = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    return replace(blueprint, shapes=shapes, buffers=frozenset(), initial=state, build=lambda: module)
+    return replace(
+        blueprint, shapes=shapes, buffers=frozenset(), initial=state, build=lambda: module, frozen=frozenset()
+    )
 
 
 def _run(

@@ -29,6 +29,7 @@ from polyfed.core.evaluate import measure
 from polyfed.core.message import Message
 from polyfed.core.method import EVALUATE, Method, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, PartyData, load_state
+from polyfed.core.rng import seeded
 from polyfed.core.runner import run_stage
 from polyfed.core.settings import Training
 
@@ -119,8 +120,9 @@ class Site:
         method = self.method(head)
         party, ctx = self.open(method, head, before=tag)
         step = Step(**{key: head["step"][key] for key in ("name", "who", "down", "up")})
-        self.take(method, party, self.read(parcel), step, ctx)
-        reply, loss = drive(method, party, step, ctx)
+        with ctx.own_draws(f"own/{step.name}", party):
+            self.take(method, party, self.read(parcel), step, ctx)
+            reply, loss = drive(method, party, step, ctx)
         party.inbox = Message()  # it may be as large as the reply, which is written now
         if step.up and reply.wire_bytes() > self.max_bytes:
             raise MessageError(f"Its reply has {reply.wire_bytes()} bytes, the limit is {self.max_bytes}.")
@@ -186,9 +188,8 @@ class Site:
         ctx.run_stage = lambda stage, party, name: run_stage(stage, party, ctx, name)
         party = Party(info.id, info, PartyData(self.data.train, self.data.validation, self.data.public))
         load_state(module, blueprint.initial)
-        module.requires_grad_(True)
         party.models["main"] = module
-        with torch.no_grad():
+        with torch.no_grad(), seeded(ctx.seed, "own/setup"):
             method.setup_client(party, ctx)
         found = [tag for tag in self.tags(head) if tag < before]
         if found:
