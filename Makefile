@@ -9,7 +9,7 @@ INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c const
 .DEFAULT_GOAL := help
 
 help:  ## show this help
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo 'Setting up $(VENV) (a minute or two, once) ...'
@@ -34,6 +34,10 @@ browser:  # the report is tested in a real browser; a CI machine gets one, elsew
 test: $(TESTED) browser  ## run all tests
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow'
 
+test-avx2: $(TESTED)  ## run the tests of networks, engines and methods as on a processor without AVX-512
+	ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m pytest tests/models tests/contract tests/backends tests/ops tests/golden \
+		-n 2 --dist loadgroup -m 'not slow'
+
 faults: $(TESTED)  ## real sites that are killed, slow or away (minutes; wants an idle machine)
 	$(BIN)/python -m pytest -m slow tests/flower
 
@@ -48,4 +52,4 @@ bench: $(STAMP)  ## measure speed and memory (ratios in one run)
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-.PHONY: help setup demo test browser faults check bench clean
+.PHONY: help setup demo test test-avx2 browser faults check bench clean

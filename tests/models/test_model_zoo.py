@@ -136,7 +136,8 @@ def test_preactivation_block_by_hand(spec):
     x = torch.randn(2, block.conv1.conv.in_channels, 6, 6)
     activated = block.before1.norm(x).relu()
     inner = block.conv1.conv(activated)
-    expected = block.conv2.conv(block.before2.norm(inner).relu()) + block.shortcut.conv(activated)
+    residual = torch.nn.functional.conv2d(activated, block.shortcut.conv.weight, block.shortcut.conv.bias, stride=2)
+    expected = block.conv2.conv(block.before2.norm(inner).relu()) + residual
     assert inner.shape[-1] == 3  # the first convolution carries the stride
     torch.testing.assert_close(block(x), expected)
 
