@@ -20,5 +20,11 @@ clients = pf.Clients.from_parts(
     class_names=["healthy", "ill"],
 )
 print(clients.describe())
-result = pf.run("fedproto", clients, ["mlp:1x32", "mlp:2x32", "mlp:3x32"], rounds=5)
-print(result.table())
+models = ["mlp:1x32", "mlp:2x32", "mlp:3x32"]
+training = pf.Training(epochs=3, batch_size=16, lr=0.05, momentum=0.9)
+
+alone = pf.run("local", clients, models, rounds=5, training=training)
+together = pf.run("fedproto", clients, models, rounds=5, training=training)
+
+print(together.table())
+print(f"alone {alone.accuracy()['mean']:.1%}, together {together.accuracy()['mean']:.1%}")

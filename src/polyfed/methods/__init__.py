@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache
 from typing import Any
@@ -58,10 +61,23 @@ def is_importable(kind: type[Method]) -> bool:
     return registry().get(kind.name) is kind or not (kind.__module__ == "__main__" or "<" in kind.__qualname__)
 
 
+@contextmanager
+def _current_folder() -> Iterator[None]:
+    """Let the current folder count for imports, as with `python -m`; an installed command would not look there."""
+    sys.path.insert(0, "")
+    try:
+        yield
+    finally:
+        sys.path.remove("")  # the one that was put there: the module may have added others to keep
+
+
 def _imported(name: str) -> type[Method]:
     module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise InputError(f"Method '{name}' names nothing to import: write module:Class.")
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        with _current_folder():
+            found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise InputError(f"Cannot import method '{name}': {error}.") from error
     if not (isinstance(found, type) and issubclass(found, Method)):

@@ -1,0 +1,53 @@
+"""Methods that are named by where they are: `module:Class`, as the command line takes them."""
+
+import sys
+
+import pytest
+
+from polyfed import methods
+from polyfed.core.errors import InputError
+
+CODE = """
+from dataclasses import dataclass
+from typing import ClassVar
+import polyfed as pf
+
+@dataclass(frozen=True)
+class Mine(pf.Method):
+    name: ClassVar[str] = "mine"
+    strength: float = 1.0
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A current folder that is not on the path, as for an installed command."""
+    (tmp_path / "own_module_of_a_user.py").write_text(CODE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
+    yield tmp_path
+    sys.modules.pop("own_module_of_a_user", None)
+
+
+def test_the_current_folder_counts_while_a_method_is_imported(folder):
+    before = list(sys.path)
+    method = methods.make("own_module_of_a_user:Mine", {"strength": 2.0})
+    assert method.name == "mine" and method.strength == 2.0
+    assert sys.path == before
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere_at_all:Mine", "Cannot import method 'nowhere_at_all:Mine': No module named"),
+        ("own_module_of_a_user:Other", "Cannot import method .* has no attribute 'Other'"),
+        ("own_module_of_a_user:pf", "is not a polyfed Method"),
+        (":Mine", "write module:Class"),
+        ("own_module_of_a_user:", "write module:Class"),
+    ],
+)
+def test_what_cannot_be_imported_is_a_sentence(folder, name, message):
+    before = list(sys.path)
+    with pytest.raises(InputError, match=message):
+        methods.find(name)
+    assert sys.path == before
