@@ -80,24 +80,13 @@ class ShownTable(Table):
 def comparison_table(rows: Sequence[Row], title: str) -> Table:
     """Return the table of a comparison: who gained what at which cost."""
     table = ShownTable(title)
-    some = any(row.took_part for row in rows)  # else everybody took part
     table.add_column("method", no_wrap=True)
-    for heading in (
-        "accuracy %",
-        *(["took part %"] if some else []),
-        "gain",
-        "worst %",
-        "global %",
-        "sent",
-        "received",
-        "s",
-    ):
+    for heading in ("accuracy %", "gain", "worst %", "global %", "sent", "received", "s"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
             row.method,
             spread(row.accuracy),
-            *([spread(row.took_part)] if some else []),
             spread(row.gain, signed=True),
             spread(row.worst),
             spread(row.globals),
@@ -107,11 +96,11 @@ def comparison_table(rows: Sequence[Row], title: str) -> Table:
         )
     seeds = len(rows[0].accuracy)
     over = f"; mean and 95 % t-interval over {seeds} seeds" if seeds > 1 else ""
-    table.caption = f"gain over local training{over}; sent and received: payload of a client in all{_framing(rows)}"
-    if some:
-        table.caption += (
-            "; took part %: without clients that never took part in a round; the others count them as they are"
-        )
+    caption = f"gain over local training{over}; sent and received: payload of a client in all{_framing(rows)}"
+    active = ", ".join(f"{row.method} {spread(row.took_part)}" for row in rows if row.took_part)
+    if active:
+        caption += f"; accuracy counts clients that never took part in a round, without them it is: {active}"
+    table.caption = Text(caption, "table.caption")
     return table
 
 

@@ -85,10 +85,9 @@ def test_a_comparison_gives_both_means():
     rows = summarise(results)
     assert [row.took_part for row in rows] == [pytest.approx([0.2, 0.4]), pytest.approx([0.3, 0.2])]
     text = printed(comparison_table(rows, "both"))
-    assert "method accuracy % took part % gain" in text
-    assert "local 25.0 ± 63.5 30.0 ± 127.1" in text
-    assert "fedavg 30.0 ± 0.0 25.0 ± 63.5" in text
-    assert "took part %: without clients that never took part in a round; the others count them as they are" in text
+    assert "local 25.0 ± 63.5" in text and "fedavg 30.0 ± 0.0" in text
+    apart = "accuracy counts clients that never took part in a round, without them it is:"
+    assert text.endswith(f"{apart} local 30.0 ± 127.1, fedavg 25.0 ± 63.5")
 
 
 def test_a_comparison_in_which_all_took_part_has_one_mean():

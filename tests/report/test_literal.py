@@ -73,9 +73,12 @@ def test_a_line_is_printed_as_it_is(text):
 def test_tables_show_names_as_they_are(name):
     clients = printed(lambda console: console.print(client_table(summary(name))))
     assert clients.count(name) == 2  # the method in the title, the network in its row
-    rows = summarise({name: [summary(name)]})
-    assert printed(lambda console: console.print(comparison_table(rows, f"title {name}"))).count(name) == 2
-    assert str(comparison_table(rows, f"title {name}")).count(name) == 2
+    found = summary(name)
+    found["accuracy"] = {**ACCURACY, "took_part": {"mean": 0.6, "clients": [0]}}
+    rows = summarise({name: [found]})
+    shown = printed(lambda console: console.print(comparison_table(rows, f"title {name}")))
+    assert shown.count(name) == 3  # in the title, in its row, and in the caption about those who took part
+    assert str(comparison_table(rows, f"title {name}")).count(name) == 3
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -49,6 +49,22 @@ def test_payload_and_what_is_on_the_wire_are_told_apart(two_methods):
     ]
 
 
+def test_a_method_that_exchanges_nothing_has_nothing_on_the_wire(two_methods):
+    for run in two_methods.runs["local"]:
+        run.summary["cost"] |= {"wire_up": 54, "wire_down": 54}  # empty messages
+    assert report.table(two_methods).set_index("method").loc["local", "on the wire"] == 0
+    assert "local" not in set(report.table(two_methods, "wire")["method"])
+
+
+def test_few_rounds_have_a_tick_each():
+    few, many = (Study({"a": [make_run("a", 0, [[0.5] * 3] * rounds)]}) for rounds in (2, 40))
+    assert report.figure(few, "curves").layout.xaxis.dtick == 1
+    assert report.figure(many, "curves").layout.xaxis.dtick is None
+    pytest.importorskip("matplotlib")
+    axes = report.figure(few, "curves", "matplotlib").axes[0]
+    assert set(axes.get_xticks()) <= {0, 1, 2, 3}
+
+
 def test_markdown(two_methods):
     head, rule, _, alpha, _ = report.to_markdown(two_methods).splitlines()
     assert head.startswith("| method | accuracy % |")

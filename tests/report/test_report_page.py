@@ -180,6 +180,18 @@ def test_a_phone_needs_no_sideways_scrolling(browser, page_file):
         assert widths and max(widths) <= 390
 
 
+def test_the_leaderboard_fits_a_laptop(browser, comparison, tmp_path):
+    found = study(comparison)
+    for run in found.all:  # with every column that there can be
+        accuracy = run.summary["accuracy"]
+        accuracy["took_part"] = {"mean": accuracy["per_client"][0], "clients": [0]}
+        accuracy["global"] = accuracy["mean"]
+    with opened(browser, report.write_report(found, tmp_path / "wide.html")) as page:
+        sizes = "(([box]) => [box.scrollWidth, box.clientWidth])([document.querySelector('#leaderboard .scroll')])"
+        wanted, given = page.evaluate(sizes)
+        assert wanted <= given
+
+
 def test_it_prints_every_tab_on_light_paper(browser, page_file, tmp_path):
     with opened(browser, page_file, color_scheme="dark") as page:
         page.evaluate("dispatchEvent(new Event('beforeprint'))")

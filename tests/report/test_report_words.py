@@ -90,10 +90,10 @@ def test_a_tie_is_called_a_tie():
 def test_where_nobody_gained_the_headline_says_so():
     alone = answer(study([0.0], seeds=1))
     assert alone.sentences[0] == (
-        "Nobody gained over training alone: alpha reached a mean accuracy of 50.0 % over 3 clients, level with local."
+        "Nobody gained over training alone; alpha reached a mean accuracy of 50.0 % over 3 clients, level with local."
     )
     both = answer(study([0.0, 0.0], [("beta", [0.0, 0.0])], seeds=2)).sentences[0]
-    assert both.startswith("Nobody gained over training alone: alpha and beta are equal: both reached")
+    assert both.startswith("Nobody gained over training alone; alpha and beta are equal: both reached")
     assert "best" not in both
 
 

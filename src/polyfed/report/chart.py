@@ -18,6 +18,7 @@ class Axis:
     zero: bool = False  # draw a line at zero
     range: tuple[float, float] = (1.0, 10.0)  # of the values; used where the axis is logarithmic
     limits: tuple[float, float] | None = None  # what is shown; None: whatever fits
+    step: int | None = None  # between two ticks; None: whatever fits
 
 
 @dataclass(frozen=True)

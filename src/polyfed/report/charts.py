@@ -14,6 +14,7 @@ from polyfed.tables import amount
 
 MOST_POINTS = 1000  # points of one method in a chart of clients: more are thinned evenly by rank
 END, GLOBAL = "at the end", "global model"
+FEW_ROUNDS = 10  # each has its tick: there is no round 1.5
 MOST_CLIENTS = 100  # columns of the chart of the split
 
 
@@ -46,7 +47,7 @@ def curves(study: Study, by: str = "rounds") -> Chart:
         band = (low, high) if len(runs) > 1 else None
         series.append(Series(label, x, y, styles[label], band=band, text=text))
     axes = {
-        "rounds": Axis("round"),
+        "rounds": Axis("round", step=1 if max((x for one in series for x in one.x), default=0) <= FEW_ROUNDS else None),
         "bytes": _cost_axis("payload sent and received by a client", "B", [x for one in series for x in one.x if x]),
         "seconds": Axis("seconds, without measuring", "s"),
     }

@@ -77,6 +77,8 @@ def _axis(axis: Axis) -> dict[str, Any]:
         options |= {"tickformat": "~s", "ticksuffix": "B"}
     elif axis.unit:
         options |= {"ticksuffix": f" {axis.unit}"}
+    if axis.step:
+        options["dtick"] = axis.step
     if axis.limits:
         options["range"] = list(axis.limits)
     if named:

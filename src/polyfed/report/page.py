@@ -147,7 +147,8 @@ def _settings(study: Study) -> list[tuple[str, str]]:
 def _training(training: dict[str, Any]) -> str | None:
     if not training:
         return None
-    text = f"{training['epochs']} epochs of batches of {training['batch_size']}, {training['optimizer']}, "
+    epochs = "1 epoch" if training["epochs"] == 1 else f"{training['epochs']} epochs"
+    text = f"{epochs} of batches of {training['batch_size']}, {training['optimizer']}, "
     text += f"learning rate {training['lr']}"
     return text + "".join(f", {key.replace('_', ' ')} {training[key]}" for key in ("momentum", "clip") if training[key])
 

@@ -89,7 +89,7 @@ def _letters(text: str) -> str:
 
 
 def _axis(axes: Axes, which: Any, axis: Axis, letter: str) -> None:
-    from matplotlib.ticker import EngFormatter, FuncFormatter
+    from matplotlib.ticker import EngFormatter, FuncFormatter, MultipleLocator
 
     getattr(axes, f"set_{letter}label")(axis.title, fontsize=9, color=MUTED)
     if axis.log:
@@ -101,6 +101,8 @@ def _axis(axes: Axes, which: Any, axis: Axis, letter: str) -> None:
     if axis.ticks:
         which.set_ticks(range(len(axis.ticks)), [_letters(tick.replace("<br>", "\n")) for tick in axis.ticks])
         getattr(axes, f"set_{letter}lim")(-0.6, len(axis.ticks) - 0.4)
+    if axis.step:
+        which.set_major_locator(MultipleLocator(axis.step))
     if axis.limits:
         getattr(axes, f"set_{letter}lim")(*axis.limits)
     if axis.zero:

@@ -58,7 +58,7 @@ def _who(study: Study, best: Standing, first: list[Standing], others: list[Stand
     if best.gain.half is not None:
         interval = f" (95 % interval {100 * best.gain.low:+.1f} to {100 * best.gain.high:+.1f})"
     if abs(best.gain.mean) < LEVEL:
-        return f"Nobody gained over training alone: {sentence}, level with {LOCAL}{interval}."
+        return f"Nobody gained over training alone; {sentence}, level with {LOCAL}{interval}."
     side = "above" if best.gain.mean > 0 else "below"
     size = f"{100 * abs(best.gain.mean):.1f} points {side} training alone"
     unsure = ", a difference that these seeds do not resolve" if interval and not best.gain.clear else ""
