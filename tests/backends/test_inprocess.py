@@ -11,7 +11,7 @@ from torch import nn
 import polyfed as pf
 from polyfed.api import prepare
 from polyfed.backends import inprocess
-from polyfed.backends.store import Layout, Memory, Seat, Shelf
+from polyfed.backends.store import Layout, Memory, Record, Seat, Shelf
 from polyfed.core.checkpoint import pack_tree
 from polyfed.core.errors import InputError
 from polyfed.core.federation import few
@@ -84,6 +84,19 @@ def test_equal_global_models_are_measured_once(measured):
     run.run()
     assert len(measured) == 2
     assert len(set(run.history[1]["accuracy"]["per_client"])) == 1
+
+
+def test_only_clients_with_nothing_but_the_same_message_predict_the_same():
+    backend = federation("local", clients=3, rounds=1, share=1.0).backend
+    whole = {name: tensor.clone() for name, tensor in backend.blueprints["mlp:1x8"].initial.items()}
+    other = {name: tensor.clone() for name, tensor in whole.items()}
+    assert backend.identity(0, Message({"main": whole})) == backend.identity(1, Message({"main": whole})) is not None
+    assert backend.identity(0, Message({"main": whole})) != backend.identity(1, Message({"main": other}))
+    assert backend.identity(0, Message({"main": {"head.bias": whole["head.bias"]}})) is None  # the rest is its own
+    backend.records[2] = Record({"main": whole}, memory={"own": 1})
+    assert backend.identity(2, Message({"main": whole})) is None
+    backend.records[2] = Record({"main": whole, "side": whole})
+    assert backend.identity(2, Message({"main": whole})) is None
 
 
 def test_measuring_leaves_clients_as_they_are():

@@ -75,6 +75,32 @@ def test_values_that_are_not_finite_are_refused(value):
         Message.from_bytes(blob)
 
 
+@pytest.mark.parametrize(
+    ("meta", "says"),
+    [
+        ({"flag": True}, "'flag' is neither a number nor a word"),
+        ({"rate": float("inf")}, "'rate' is not finite"),
+        ({"rate": float("nan")}, "'rate' is not finite"),
+        ({str(number): 0 for number in range(257)}, "not a small table"),
+    ],
+)
+def test_meta_values_are_a_few_finite_numbers_and_words(meta, says):
+    with pytest.raises(MessageError, match=f"site-a refused: .*{says}"):
+        Message.from_bytes(Message(meta=meta).to_bytes(), sender="site-a")
+    assert Message.from_bytes(Message(meta={"n": 1, "x": 0.5, "word": "a"}).to_bytes()).meta["word"] == "a"
+
+
+def test_a_detached_message_does_not_change_with_its_model():
+    message = Message({"main": {"w": torch.ones(2, requires_grad=True)}}, {"z": torch.ones(2)}, {"n": 1})
+    copy = message.detached()
+    with torch.no_grad():
+        message.params["main"]["w"].zero_()
+    message.data["z"].zero_()
+    message.meta["n"] = 2
+    assert copy.params["main"]["w"].tolist() == copy.data["z"].tolist() == [1, 1] and copy.meta == {"n": 1}
+    assert not copy.params["main"]["w"].requires_grad
+
+
 def test_a_message_over_the_limit_is_refused():
     with pytest.raises(MessageError, match="the limit is 100"):
         Message.from_bytes(Message(data={"z": torch.zeros(1000)}).to_bytes(), max_bytes=100)
