@@ -41,9 +41,9 @@ class Data:
     resize
         Height and width that images are brought to.
     inputs, label, columns
-        Names of the input column, the label column, and of columns that are no features (tables).
-    num_classes
-        Where it is not the highest label plus one.
+        Names of the input column (or of all features), the label column, and of columns that are no features (tables).
+    num_classes, class_names
+        The classes, where they are not those that occur.
     normalize
         Scale inputs to mean 0 and standard deviation 1.
     clients
@@ -66,10 +66,11 @@ class Data:
     name: str | None = None
     limit: AtLeastOne | tuple[int | None, int | None] | None = None
     resize: AtLeastOne | tuple[AtLeastOne, AtLeastOne] | None = None
-    inputs: str | None = None
+    inputs: str | tuple[str, ...] | None = None
     label: str | None = None
     columns: tuple[str, ...] = ()
     num_classes: AtLeastOne | None = None
+    class_names: tuple[str, ...] | None = None
     normalize: bool = True
     clients: AtLeastOne | None = 10
     partition: str = "dirichlet:0.5"
@@ -98,6 +99,7 @@ class Data:
             label=self.label,
             columns=self.columns,
             num_classes=self.num_classes,
+            class_names=self.class_names,
             normalize=self.normalize,
         )
         by = seed if self.split_seed is None else self.split_seed

@@ -96,7 +96,17 @@ def configurations(folder: str) -> dict[str, Any]:
 
 
 def test_every_key_of_an_experiment_is_tried():
-    tables_only = {"test", "path", "name", "inputs", "label", "columns", "num_classes", "normalize"}  # see test_config
+    tables_only = {
+        "test",
+        "path",
+        "name",
+        "inputs",
+        "label",
+        "columns",
+        "num_classes",
+        "class_names",
+        "normalize",
+    }  # see test_config
     tables_only |= {"split_seed", "limit_seed"}
     assert {key for key, _, _ in VALUES} == {*KEYS, *short_names()} - tables_only
 
