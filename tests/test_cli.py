@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -101,8 +102,30 @@ def test_listings(listing):
     assert len(rows) >= 7
     done = polyfed(listing)
     assert done.returncode == 0
-    first = [line.split("\u2502")[1].strip() for line in done.stdout.splitlines() if "\u2502" in line]
-    assert [name for name in first if name] == [next(iter(row.values())) for row in rows]
+    names = [str(row["method" if listing == "methods" else "name"]) for row in rows]
+    printed = [word for line in done.stdout.splitlines() for word in line.split()[:4] if word in names]
+    assert list(dict.fromkeys(printed)) == names
+
+
+def test_one_method_or_model_in_full():
+    done = polyfed("methods", "fedproto")
+    assert "the mean feature vector and the number of samples of each class" in done.stdout
+    assert "lam = 1.0   (number, at least 0)" in done.stdout
+    assert "0 gives local training exactly" in done.stdout
+    entry = json.loads(polyfed("methods", "fedproto", "--json").stdout)
+    assert [option["option"] for option in entry["options"]] == ["lam", "weighting", "predict_with"]
+    assert "write it as  cnn:16-32-64" in polyfed("models", "cnn").stdout
+    refused("methods", "fedprot", says="Unknown method 'fedprot': did you mean 'fedproto'?")
+    refused("models", "cnm", says="Unknown model 'cnm': did you mean 'cnn'?")
+
+
+def test_the_table_of_methods_fits_a_narrow_terminal():
+    code = "from polyfed.cli import main; import sys; sys.argv = ['polyfed', 'methods']; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "COLUMNS": "80"}
+    )
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80 and len(lines) < 25
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -232,37 +233,42 @@ def fuse(
 
 
 @app.command(name="methods")
-def list_methods(as_json: Json = False) -> None:
-    """List the methods: what they need and what leaves a client."""
-    from dataclasses import fields
+def list_methods(
+    name: Annotated[str | None, typer.Argument(help="One method, in full.")] = None, as_json: Json = False
+) -> None:
+    """List the methods, or print one in full: its options, what it needs, what leaves a client."""
+    from polyfed.listing import method_entry, method_rows, method_text
 
-    from polyfed.methods import registry
-
-    rows: list[dict[str, Any]] = [
-        {
-            "method": name,
-            "paper": kind.paper,
-            "what travels": kind.sends,
-            "needs": ", ".join(sorted(kind().requirements())) or "-",
-            "options": {field.name: field.default for field in fields(kind)},
-        }
-        for name, kind in registry().items()
-    ]
-    if as_json:
-        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+    if name is not None:
+        entry = method_entry(name)
+        _print_json(entry) if as_json else say(Console(), method_text(entry))
         return
-    for row in rows:
-        row["options"] = ", ".join(f"{key}={value}" for key, value in row["options"].items())
-    _print_rows(rows)
+    rows = method_rows()
+    if as_json:
+        _print_json(rows)
+        return
+    _print_rows([{key: row[key] for key in ("family", "method", "paper")} for row in rows])
+    say(Console(), "polyfed methods NAME prints one in full, with its options.")
 
 
 @app.command(name="models")
-def list_models(as_json: Json = False) -> None:
-    """List the networks of the zoo and how to write them."""
+def list_models(
+    name: Annotated[str | None, typer.Argument(help="One network, in full.")] = None, as_json: Json = False
+) -> None:
+    """List the networks of the zoo and how to write them, or print one in full."""
+    from polyfed.listing import model_entry, model_text
     from polyfed.models import describe
 
+    if name is not None:
+        entry = model_entry(name)
+        _print_json(entry) if as_json else say(Console(), model_text(entry))
+        return
     rows = describe()
-    _print_json(rows) if as_json else _print_rows(rows)
+    if as_json:
+        _print_json(rows)
+        return
+    _print_rows([{key: row[key] for key in ("name", "example", "summary")} for row in rows])
+    say(Console(), "polyfed models NAME prints one in full, with its options.")
 
 
 @app.command(name="data")
@@ -340,7 +346,7 @@ def _print_json(value: Any) -> None:
 
 
 def _print_rows(rows: list[dict[str, Any]]) -> None:
-    table = Table()
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0))
     for heading in rows[0]:
         table.add_column(heading, overflow="fold")  # how to write a model is never cut off
     for row in rows:
