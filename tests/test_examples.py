@@ -21,6 +21,14 @@ def blocks(page):
     return [block for block in found if not block.startswith("# not run")]
 
 
+def command(folder, *words):
+    """Run `polyfed` as the installed command, without the current folder on the path; return what it prints."""
+    start = [sys.executable, "-P", "-c", "from polyfed.cli import main; main()"]
+    done = subprocess.run([*start, *words], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, (words, done.stderr)
+    return done.stdout
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_example_runs_and_learns(example, tmp_path, monkeypatch, capsys):
     """What it prints is far above guessing, which is right once in ten digits or once in two findings."""
@@ -34,18 +42,24 @@ def test_example_runs_and_learns(example, tmp_path, monkeypatch, capsys):
 def test_the_command_of_the_own_method_runs_as_printed():
     """From the root of the repository, with nothing on the path that the installed command does not have."""
     line = re.search(r"^polyfed (run .*)$", (ROOT / "examples" / "own_method.py").read_text(), re.MULTILINE)[1]
-    command = [
-        sys.executable,
-        "-P",
-        "-c",
-        "from polyfed.cli import main; main()",
-        *shlex.split(line),
-        "--json",
-        "--quiet",
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["accuracy"]["mean"] > 0.3
+    assert json.loads(command(ROOT, *shlex.split(line), "--json", "--quiet"))["accuracy"]["mean"] > 0.3
+
+
+def test_the_commands_of_the_readme_run_in_their_order(tmp_path):
+    """As printed, but for the length of the comparison."""
+    section = (ROOT / "README.md").read_text().partition("## The command line")[2]
+    lines = re.search(r"```\n(.*?)```", section, re.DOTALL)[1].splitlines()
+    shorter = {"compare": ["--set", "rounds=1", "--seeds", "1"]}
+    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
+    for line in lines:
+        name, *words = shlex.split(line)
+        assert name == "polyfed"
+        assert command(tmp_path, *words, *shorter.get(words[0], []))
+    assert (
+        len(lines) == 9
+        and (tmp_path / "fused.safetensors").is_file()
+        and (tmp_path / "runs" / "cmp" / "report.html").is_file()
+    )
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda path: path.stem)
