@@ -31,6 +31,7 @@ from polyfed.core.method import Method, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, PartyData, Training, load_state
 from polyfed.core.rng import seeded
 from polyfed.core.runner import run_stage
+from polyfed.core.threads import one_thread
 
 PHASES = ("before", "round", "after")
 Tag = tuple[int, int, int]  # phase, round, position in the phase: when a state was taken
@@ -62,6 +63,7 @@ class Site:
         self.built: tuple[Any, Blueprint, nn.Module] | None = None
         self.ended: str | None = None  # why the federation ended
 
+    @one_thread()
     def answer(self, head: Head, body: bytes | Parcel) -> tuple[Head, bytes]:
         """Do what a message asks; whatever goes wrong is told to the server in one sentence, and the site lives on."""
         try:
