@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from polyfed.core.errors import InputError, unknown
 from polyfed.core.rng import generator
 from polyfed.core.samples import Samples
+from polyfed.core.threads import one_thread
 from polyfed.data import Dataset
 from polyfed.distil import Distillation, distil, make_student
 from polyfed.fused import (
@@ -47,6 +48,7 @@ METHODS = ("ams-top1", "ams-topk", "ams-full", "ensemble", "average", "pfnm")
 CHUNK = 512
 
 
+@one_thread()
 def fuse(
     models: Sequence[nn.Module],
     method: str = "ams-top1",

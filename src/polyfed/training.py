@@ -9,6 +9,7 @@ from polyfed.core.rng import SERVER, seeded
 from polyfed.core.runner import run_stage
 from polyfed.core.settings import Training
 from polyfed.core.stage import Stage
+from polyfed.core.threads import one_thread
 
 
 def train_alone(model: nn.Module, stage: Stage, training: Training, seed: int = 0, name: str = "alone") -> float:
@@ -30,5 +31,5 @@ def train_alone(model: nn.Module, stage: Stage, training: Training, seed: int = 
         clients=0,
         device=device,
     )
-    with seeded(seed, f"own/{name}"):
+    with one_thread(), seeded(seed, f"own/{name}"):
         return run_stage(stage, party, ctx, name)

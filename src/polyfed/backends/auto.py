@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from polyfed.backends.batched import Batched, Job, make_program, samples_of
-from polyfed.backends.crew import one_thread
 from polyfed.core.message import Message
 from polyfed.core.method import Replies, Step
 from polyfed.core.party import Blueprint, Context, Party
 from polyfed.core.runner import run_stage
+from polyfed.core.threads import one_thread
 
 if TYPE_CHECKING:
     from polyfed.backends.inprocess import InProcess

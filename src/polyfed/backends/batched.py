@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from polyfed.backends.crew import one_thread
-from polyfed.backends.dense import chain_of, suits
+from polyfed.backends.dense import suits
 from polyfed.backends.stack import Member, Program, Tensors
 from polyfed.backends.threads import Threads
 from polyfed.backends.work import receive
@@ -27,6 +26,7 @@ from polyfed.core.nets import norms_of
 from polyfed.core.party import Blueprint, Context, Party
 from polyfed.core.runner import check_finite, run_stage
 from polyfed.core.stage import Stage
+from polyfed.core.threads import one_thread
 
 if TYPE_CHECKING:
     from polyfed.backends.inprocess import InProcess, Seated
@@ -123,13 +123,9 @@ class Batched:
         for job in jobs:
             groups.setdefault(kind_of(job, ctx), []).append(job)
         pieces: list[tuple[list[Job], bool]] = []
-        perceptrons: list[tuple[list[Job], bool]] = []
         for kind, group in groups.items():
             if self.stackable(home, kind, group, step, ctx):
-                if is_perceptron(group[0]):
-                    perceptrons.extend((piece, True) for piece in divided(group, 1))
-                else:
-                    pieces.extend((piece, True) for piece in divided(group, home.crew.workers))
+                pieces.extend((piece, True) for piece in divided(group, home.crew.workers))
             else:
                 pieces.extend(([job], False) for job in group)
 
@@ -144,9 +140,6 @@ class Batched:
                 job.seconds += (time.perf_counter() - start) / len(members)
 
         home.crew.run(work, pieces, lambda piece: sum(home.expected_work(step, job.client) for job in piece[0]))
-        with home.crew.all_for_one():  # large matrix products share the cores; small Python steps cannot
-            for piece in perceptrons:
-                work(0, piece)
 
     def stackable(self, home: InProcess, kind: Any, group: list[Job], step: Step, ctx: Context) -> bool:
         """Tell whether a group can be stacked; a trial of one step on copies shows it, once for each kind of stage."""
@@ -224,12 +217,6 @@ def divided(group: list[Job], workers: int) -> list[list[Job]]:
     count = max(min(workers, len(group) // 2), -(-len(group) // largest))
     ordered = sorted(group, key=lambda job: -samples_of(job))  # a stable sort: equal clients stay in order
     return [ordered[place * len(group) // count : (place + 1) * len(group) // count] for place in range(count)]
-
-
-def is_perceptron(job: Job) -> bool:
-    """Tell whether a client's only network is a perceptron, which runs as large matrix products (see `dense.py`)."""
-    assert job.party is not None
-    return list(job.party.models) == ["main"] and chain_of(job.party.main) is not None
 
 
 def samples_of(job: Job) -> int:

@@ -7,36 +7,16 @@ other would be slower, and a client's numbers would depend on how many there are
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
 import torch
 
+from polyfed.core.threads import one_thread
+
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Run the block with one intra-op thread, then allow as many as before."""
-    with intra_op(1):
-        yield
-
-
-@contextmanager
-def intra_op(threads: int) -> Iterator[None]:
-    """Run the block with a number of intra-op threads, then allow as many as before."""
-    before = torch.get_num_threads()
-    if before == threads:
-        yield
-        return
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class Crew:
@@ -45,10 +25,6 @@ class Crew:
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="polyfed") if workers > 1 else None
-
-    def all_for_one(self) -> AbstractContextManager[None]:
-        """Let torch use all of the crew's threads for what this thread does."""
-        return intra_op(self.workers)
 
     def run(
         self,

@@ -21,6 +21,7 @@ from polyfed.core.rundir import RunDirectory
 from polyfed.core.runner import run_stage
 from polyfed.core.samples import Samples
 from polyfed.core.settings import Settings
+from polyfed.core.threads import one_thread
 
 Line = dict[str, Any]
 Observer = Callable[[Line], None]
@@ -85,6 +86,10 @@ class Federation:
 
     def run(self, resume: bool = False) -> list[Line]:
         """Run to the end and return the history."""
+        with one_thread():
+            return self._run(resume)
+
+    def _run(self, resume: bool) -> list[Line]:
         reset_peak_memory()
         done, phase = self._restore() if resume else (0, "new")
 
@@ -173,8 +178,8 @@ class Federation:
 
     @contextmanager
     def _at_server(self, work: str) -> Iterator[None]:
-        """Let the server compute; what its networks draw by themselves comes from a stream of its own."""
-        with seeded(self.settings.seed, f"own/{self.ctx.phase}/{work}", self.ctx.round):
+        """Let the server compute, on one thread; what its networks draw by themselves comes from a seed of its own."""
+        with one_thread(), seeded(self.settings.seed, f"own/{self.ctx.phase}/{work}", self.ctx.round):
             yield
 
     # --- measuring ---

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from flwr.app import Context as FlowerContext
 from flwr.app import Message as Letter
 from flwr.clientapp import ClientApp
@@ -145,7 +144,6 @@ def client_app(method: Method, clients: Clients, models: Sequence[ModelSpec], fo
     app = ClientApp()
 
     def answer(letter: Letter, context: FlowerContext) -> Letter:
-        torch.set_num_threads(1)  # one processor for each client, and the numbers of the other engines
         number = int(context.node_config["partition-id"])
         head, blob = unpack(letter.content, "the server")
         if head.get("kind") == "name":

@@ -32,6 +32,7 @@ from polyfed.core.party import Blueprint, ClientInfo, Context, Party, PartyData,
 from polyfed.core.rng import seeded
 from polyfed.core.runner import run_stage
 from polyfed.core.settings import Training
+from polyfed.core.threads import one_thread
 
 PHASES = ("before", "round", "after")
 Tag = tuple[int, int, int]  # phase, round, position in the phase: when a state was taken
@@ -64,6 +65,7 @@ class Site:
         self.ended: str | None = None  # why the federation ended
         self.refused: str | None = None  # why this site cannot take part
 
+    @one_thread()
     def answer(self, head: Head, body: bytes | Parcel) -> tuple[Head, bytes]:
         """Do what a message asks; whatever goes wrong is told to the server in one sentence, and the site lives on."""
         try:
