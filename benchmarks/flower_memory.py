@@ -18,9 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
-from polyfed.backends.flower.link import free_port
+from polyfed.flower.link import free_port
 
-COMMAND = [sys.executable, "-m", "polyfed.backends.flower"]
+COMMAND = [sys.executable, "-m", "polyfed.cli"]
 SITES = ("a", "b")
 
 

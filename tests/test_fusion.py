@@ -13,10 +13,10 @@ import polyfed as pf
 from polyfed.core.errors import InputError
 from polyfed.core.nets import Net
 from polyfed.core.stage import Batch
-from polyfed.distil import Distillation, distillation_loss, made_inputs, make_student
 from polyfed.fusion import METHODS, Matching, fuse, fuse_blockdiag, fuse_files, load_fused
+from polyfed.fusion.chain import layers_of, shuffled, write_chain
+from polyfed.fusion.distill import Distillation, distillation_loss, made_inputs, make_student
 from polyfed.models import build
-from polyfed.ops.chain import layers_of, shuffled, write_chain
 
 SHAPE, CLASSES = (1, 8, 8), 4
 MIXED = ("mlp:1x8", "cnn:3-5,bn", "mlp:3x6")
@@ -354,7 +354,7 @@ def test_the_distillation_loss_is_the_divergence_of_the_student_from_its_teacher
 
 def test_temperature_is_two_with_data_and_twenty_without_unless_given(x, monkeypatch):
     seen = []
-    monkeypatch.setattr("polyfed.distil.train_alone", lambda student, stage, *_: seen.append(stage.aux["temperature"]))
+    monkeypatch.setattr("polyfed.fusion.distill.train_alone", lambda student, stage, *_: seen.append(stage.aux["temperature"]))
     quick = {"impressions": 1, "impression_steps": 1}
     for public, temperature in ((x, None), (None, None), (x, 5.0), (None, 5.0)):
         options = Distillation(temperature=temperature, **quick)

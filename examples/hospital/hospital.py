@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 import polyfed as pf
-from polyfed.backends.flower.sitedata import SiteData
+from polyfed.flower.sitedata import SiteData
 from polyfed.core.samples import Samples
 from polyfed.data import Clients
 

@@ -33,13 +33,13 @@ from rich.console import Console
 from rich.table import Table
 
 import polyfed as pf
-from polyfed.backends.flower import require_flower
-from polyfed.backends.flower.link import free_port
+from polyfed.flower import require_flower
+from polyfed.flower.link import free_port
 
 HERE = Path(__file__).parent
 MODELS = {"north": "hospital:ward_net", "south": "mlp:2x64", "west": "resnet10:w4"}
 EPOCHS, BATCH, RATE = 3, 16, 0.003
-COMMAND = [sys.executable, "-m", "polyfed.backends.flower"]  # the same as `polyfed`
+COMMAND = [sys.executable, "-m", "polyfed.cli"]  # `polyfed`
 
 
 def main() -> None:

@@ -11,8 +11,6 @@ from torch import nn
 
 from polyfed import methods
 from polyfed.arguments import as_method, as_models, check_arguments
-from polyfed.backends.flower import require_flower
-from polyfed.backends.inprocess import InProcess, chosen_device
 from polyfed.build import ModelSpec, label_of, make_parties, pool
 from polyfed.config import Config, Data, Networks, differences
 from polyfed.core.errors import InputError, RunDirectoryError
@@ -23,6 +21,8 @@ from polyfed.core.party import ClientInfo
 from polyfed.core.rundir import RunDirectory
 from polyfed.core.settings import Evaluation, Execution, Participation, Settings, Training
 from polyfed.data import Clients
+from polyfed.engines.inprocess import InProcess, chosen_device
+from polyfed.flower import require_flower
 from polyfed.result import Models, Result
 
 Observer = Callable[[Line], None]
@@ -144,7 +144,7 @@ def execute(
     clients = clients if clients is not None else config.data.load(config.seed)
     models = models if models is not None else config.models.names
     config = replace(config, fingerprint=clients.fingerprint)
-    from polyfed.live import showing
+    from polyfed.terminal.live import showing
 
     federation, infos = prepare(config.method, clients, models, config.settings(), config.models)
     directory = _directory(out, config, resume)
@@ -155,7 +155,7 @@ def execute(
             federation.observers = [*view, *observers]
             if config.execution.engine == "flower":
                 require_flower()
-                from polyfed.backends.flower.simulation import simulate
+                from polyfed.flower.simulation import simulate
 
                 history = simulate(federation, clients, models, config.models, resume)
             else:

@@ -164,7 +164,7 @@ class Result:
 
     def table(self) -> Any:
         """Return a rich table of the clients: who has what, and how good it is."""
-        from polyfed.tables import client_table
+        from polyfed.terminal.tables import client_table
 
         return client_table(self.summary())
 
@@ -198,7 +198,7 @@ class Result:
         """Show a run in a notebook: one line and the table of its clients."""
         from html import escape
 
-        from polyfed.tables import in_rounds
+        from polyfed.terminal.tables import in_rounds
 
         accuracy = self.accuracy()
         line = f"{self.method}, {in_rounds(self.rounds)}, seed {self.seed}"

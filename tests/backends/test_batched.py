@@ -12,12 +12,12 @@ import torch
 from torch.nn import functional as F
 
 import polyfed as pf
-from polyfed.backends.auto import Auto
-from polyfed.backends.batched import Batched
-from polyfed.backends.dense import DenseProgram
 from polyfed.core.method import Method
 from polyfed.core.samples import Scaling
 from polyfed.core.stage import Draw, Stage, Update
+from polyfed.engines.auto import Auto
+from polyfed.engines.batched import Batched
+from polyfed.engines.dense import DenseProgram
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
 from table import CASES, run_case, synthetic, unequal
@@ -40,7 +40,7 @@ def double(monkeypatch):
 def stacks(monkeypatch):
     """Count the clients that ran in stacks."""
     counted = {"stacked": 0, "alone": 0, "dense": 0}
-    from polyfed.backends import batched
+    from polyfed.engines import batched
 
     run_stack, run_alone, update = batched.run_stack, batched.run_alone, DenseProgram.update
 
@@ -206,7 +206,7 @@ def test_a_diverging_client_is_named(stacks):
 
 @pytest.mark.parametrize("chosen", ["batched", "threads"])
 def test_auto_gives_the_numbers_of_the_engine_it_chose(chosen, monkeypatch, stacks):
-    monkeypatch.setattr("polyfed.backends.auto.gain", lambda *args: 2.0 if chosen == "batched" else 1.0)
+    monkeypatch.setattr("polyfed.engines.auto.gain", lambda *args: 2.0 if chosen == "batched" else 1.0)
     case = replace(CASES[0], models=("mlp:2x16", "cnn:4-8,bn"))
     auto = run_case(case, rounds=3, engine="auto", workers=2)
     assert difference(auto, run_case(case, rounds=3, engine=chosen, workers=2)) == 0.0

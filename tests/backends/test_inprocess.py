@@ -10,8 +10,6 @@ from torch import nn
 
 import polyfed as pf
 from polyfed.api import prepare
-from polyfed.backends import inprocess
-from polyfed.backends.store import Layout, Memory, Record, Seat, Shelf
 from polyfed.core.checkpoint import pack_tree
 from polyfed.core.errors import InputError
 from polyfed.core.federation import few
@@ -20,6 +18,8 @@ from polyfed.core.message import Message
 from polyfed.core.party import fill
 from polyfed.core.settings import Evaluation, Participation, Settings
 from polyfed.core.stage import batch_sizes, epoch_plan
+from polyfed.engines import inprocess
+from polyfed.engines.store import Layout, Memory, Record, Seat, Shelf
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
 from table import synthetic
@@ -186,7 +186,7 @@ def test_neighbouring_rows_are_one_table_and_others_are_not():
 
 
 def test_rows_in_different_blocks_are_not_together(monkeypatch):
-    monkeypatch.setattr("polyfed.backends.store.BLOCK_BYTES", 128)
+    monkeypatch.setattr("polyfed.engines.store.BLOCK_BYTES", 128)
     shelf = Shelf(Layout({"a": torch.zeros(16)}), 10, Memory(1 << 30))  # 64 bytes a row, two rows a block
     for _ in range(4):
         shelf.take()

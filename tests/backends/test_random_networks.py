@@ -10,13 +10,13 @@ from torch import nn
 from torch.nn import functional as F
 
 import polyfed as pf
-from polyfed.backends.inprocess import InProcess
 from polyfed.build import make_blueprint
+from polyfed.core.alone import train_alone
 from polyfed.core.method import Method
 from polyfed.core.samples import Samples
 from polyfed.core.settings import Training
 from polyfed.core.stage import Stage
-from polyfed.training import train_alone
+from polyfed.engines.inprocess import InProcess
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
 from table import synthetic

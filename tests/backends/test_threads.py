@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import polyfed as pf
-from polyfed.backends.crew import Crew
-from polyfed.backends.inprocess import InProcess
 from polyfed.core.errors import InputError, TrainingError
+from polyfed.engines.crew import Crew
+from polyfed.engines.inprocess import InProcess
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
 from table import CASES, run_case, synthetic
@@ -120,7 +120,7 @@ def test_states_moved_to_a_device_and_back_are_the_same(monkeypatch):
     def copied(self, device):
         return self.copy()
 
-    monkeypatch.setattr("polyfed.backends.store.Record.to", copied)
+    monkeypatch.setattr("polyfed.engines.store.Record.to", copied)
     start = InProcess.__init__
 
     def elsewhere(self, *args, **kwargs):

@@ -9,10 +9,10 @@ from table import CASES, Case, run_case
 
 from polyfed import methods
 from polyfed.api import resume
-from polyfed.backends.inprocess import InProcess
 from polyfed.core.checkpoint import pack_tree, unpack_tree
 from polyfed.core.federation import Federation
 from polyfed.core.message import Message
+from polyfed.engines.inprocess import InProcess
 
 cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 

@@ -10,8 +10,6 @@ from torch import nn
 
 import polyfed as pf
 from polyfed import methods
-from polyfed.backends.flower.describe import introduce, meet, settle
-from polyfed.backends.flower.sitedata import SiteData
 from polyfed.build import make_blueprint
 from polyfed.core.cost import CostMeter
 from polyfed.core.errors import InputError
@@ -19,6 +17,8 @@ from polyfed.core.method import Method
 from polyfed.core.nets import frozen_names
 from polyfed.core.stage import Stage
 from polyfed.core.views import Full, Owned, Prefix, SameArch, Shared
+from polyfed.flower.describe import introduce, meet, settle
+from polyfed.flower.sitedata import SiteData
 from polyfed.models import build
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))

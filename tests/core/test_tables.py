@@ -12,7 +12,7 @@ import polyfed as pf
 from polyfed.compare import summarise
 from polyfed.core.cost import CostMeter
 from polyfed.result import Result
-from polyfed.tables import amount, comparison_table
+from polyfed.terminal.tables import amount, comparison_table
 
 
 def printed(table) -> str:

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import polyfed as pf
-from polyfed.backends.flower.site import Site
-from polyfed.backends.flower.sitedata import SiteData
 from polyfed.core.message import Message
 from polyfed.core.method import Method, Plan, Step
 from polyfed.core.stage import Stage
+from polyfed.flower.site import Site
+from polyfed.flower.sitedata import SiteData
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
 from table import CASES, run_case, synthetic

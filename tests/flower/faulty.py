@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from polyfed.backends.flower.sitedata import SiteData, as_site_data
+from polyfed.flower.sitedata import SiteData, as_site_data
 
 
 def table(labels: list[Any], **more: Any) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from polyfed.backends.flower.codec import Parcel
-from polyfed.backends.flower.site import Site
+from polyfed.flower.codec import Parcel
+from polyfed.flower.site import Site
 
 GATES = Path(os.environ.get("POLYFED_TEST_GATES", "/nonexistent"))
 now = ""  # the site and round of the work that goes on
@@ -62,8 +62,8 @@ def net() -> nn.Module:
 def main() -> None:
     import gated  # the module that holds `now` for the network, too; this script is another one
 
-    from polyfed.backends.flower import join
-    from polyfed.backends.flower.__main__ import app
+    from polyfed.flower import join
+    from polyfed.flower.__main__ import app
 
     join.Site = gated.GatedSite  # type: ignore[misc]
     app()

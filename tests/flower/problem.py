@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import polyfed as pf
-from polyfed.backends.flower.sitedata import SiteData
 from polyfed.data import Clients
+from polyfed.flower.sitedata import SiteData
 
 torch.set_num_threads(1)
 SITES = ["north", "south", "west"]

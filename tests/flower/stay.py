@@ -10,12 +10,12 @@ from typing import Any
 import hostile
 import problem
 
-from polyfed.backends.flower.join import Attendance, Joining
-from polyfed.backends.flower.keys import read_site_keys
-from polyfed.backends.flower.link import SiteLink
-from polyfed.backends.flower.site import Site
-from polyfed.backends.flower.sitedata import read_model
 from polyfed.core.errors import PolyfedError
+from polyfed.flower.join import Attendance, Joining
+from polyfed.flower.keys import read_site_keys
+from polyfed.flower.link import SiteLink
+from polyfed.flower.site import Site
+from polyfed.flower.sitedata import read_model
 
 
 class Guest(Site):

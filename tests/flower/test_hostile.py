@@ -9,9 +9,6 @@ import pytest
 import torch
 from test_same_result import TRAINING
 
-from polyfed.backends.flower.backend import LiveFederation
-from polyfed.backends.flower.expect import Expectations, Problem, rehearse
-from polyfed.backends.flower.serve import Given, lead, start_directory
 from polyfed.build import make_blueprint
 from polyfed.config import Config, Networks
 from polyfed.core.errors import MessageError
@@ -19,6 +16,9 @@ from polyfed.core.message import Message
 from polyfed.core.method import Method, Step
 from polyfed.core.party import ClientInfo
 from polyfed.core.settings import Evaluation, Execution
+from polyfed.flower.backend import LiveFederation
+from polyfed.flower.expect import Expectations, Problem, rehearse
+from polyfed.flower.serve import Given, lead, start_directory
 from polyfed.methods import make
 
 MAX_BYTES = 200_000

@@ -13,8 +13,8 @@ from town import FLOWER
 from typer.testing import CliRunner
 
 import polyfed as pf
-import polyfed.backends.flower
-from polyfed.backends.flower.__main__ import app
+import polyfed.flower
+from polyfed.flower.__main__ import app
 
 MODELS = {"north": "mlp:1x16", "south": "mlp:2x16", "west": "problem:own"}
 EXAMPLE = Path(__file__).parents[2] / "examples" / "hospital" / "run.py"
@@ -75,7 +75,7 @@ def test_without_flower_the_commands_say_how_to_get_it(tmp_path, monkeypatch, co
         raise PackageNotFoundError(name)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(polyfed.backends.flower, "version", absent)
+    monkeypatch.setattr(polyfed.flower, "version", absent)
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 2 and "pip install 'polyfed[flower]'" in result.output
     assert not list(tmp_path.iterdir())

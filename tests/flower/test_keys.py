@@ -11,10 +11,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_public_key, load_ssh_private_key
 from town import FLOWER
 
-from polyfed.backends.flower.join import Joining, join
-from polyfed.backends.flower.keys import create_keys, read_server_keys, read_site_keys
-from polyfed.backends.flower.serve import Hosting, _check
 from polyfed.core.errors import InputError
+from polyfed.flower.join import Joining, join
+from polyfed.flower.keys import create_keys, read_server_keys, read_site_keys
+from polyfed.flower.serve import Hosting, _check
 
 
 def test_each_site_gets_its_own_key_and_nobody_elses(tmp_path):

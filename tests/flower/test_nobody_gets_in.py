@@ -7,8 +7,8 @@ import problem
 import pytest
 from town import FLOWER
 
-from polyfed.backends.flower.keys import create_keys
-from polyfed.backends.flower.site import Site
+from polyfed.flower.keys import create_keys
+from polyfed.flower.site import Site
 
 
 @pytest.fixture

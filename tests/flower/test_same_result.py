@@ -12,10 +12,10 @@ import torch
 from table import CASES, Case
 
 import polyfed as pf
-from polyfed.backends.flower.serve import Given, lead, start_directory
 from polyfed.config import Config, Networks
 from polyfed.core.party import Party
 from polyfed.core.settings import Evaluation, Execution, Training
+from polyfed.flower.serve import Given, lead, start_directory
 from polyfed.methods import make
 from polyfed.result import Result
 

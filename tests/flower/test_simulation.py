@@ -15,10 +15,10 @@ from flwr.supercore.task_identity import TaskIdentity
 from test_same_result import TRAINING, tree, trees_equal
 
 import polyfed as pf
-from polyfed.backends.flower.serve import Given, convene, start_directory
-from polyfed.backends.flower.site import Site
 from polyfed.config import Config
 from polyfed.core.errors import InputError, PolyfedError
+from polyfed.flower.serve import Given, convene, start_directory
+from polyfed.flower.site import Site
 
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="needs Ray: pip install 'polyfed[simulation]'"

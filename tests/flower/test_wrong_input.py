@@ -17,17 +17,17 @@ import pytest
 from town import FLOWER
 from typer.testing import CliRunner
 
-from polyfed.backends.flower import keys as keys_module
-from polyfed.backends.flower import plain, reach
-from polyfed.backends.flower.__main__ import app
-from polyfed.backends.flower.describe import agree, introduce
-from polyfed.backends.flower.gathering import Gathering
-from polyfed.backends.flower.keys import create_keys, read_server_keys, read_site_keys
-from polyfed.backends.flower.link import LinkError, free_port
-from polyfed.backends.flower.site import Site
-from polyfed.backends.flower.sitedata import as_site_data
 from polyfed.build import make_blueprint
 from polyfed.core.errors import InputError, MessageError
+from polyfed.flower import keys as keys_module
+from polyfed.flower import plain, reach
+from polyfed.flower.__main__ import app
+from polyfed.flower.describe import agree, introduce
+from polyfed.flower.gathering import Gathering
+from polyfed.flower.keys import create_keys, read_server_keys, read_site_keys
+from polyfed.flower.link import LinkError, free_port
+from polyfed.flower.site import Site
+from polyfed.flower.sitedata import as_site_data
 from polyfed.methods import make
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "hospital"

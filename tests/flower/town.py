@@ -14,11 +14,11 @@ from typing import Any
 import problem
 import pytest
 
-from polyfed.backends.flower.keys import create_keys, read_server_keys
-from polyfed.backends.flower.link import Address, ServerLink, free_port
-from polyfed.backends.flower.post import Post
+from polyfed.flower.keys import create_keys, read_server_keys
+from polyfed.flower.link import Address, ServerLink, free_port
+from polyfed.flower.post import Post
 
-FLOWER = [sys.executable, "-m", "polyfed.backends.flower"]
+FLOWER = [sys.executable, "-m", "polyfed.cli"]
 GATED = [sys.executable, str(Path(__file__).parent / "gated.py")]
 
 

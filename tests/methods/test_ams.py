@@ -15,7 +15,7 @@ from polyfed.core.nets import Net
 from polyfed.core.party import Party, PartyData
 from polyfed.core.settings import Settings
 from polyfed.core.stage import Batch
-from polyfed.distil import Distillation
+from polyfed.fusion.distill import Distillation
 from polyfed.methods.ams import AMS
 from polyfed.methods.ensemble import Ensemble
 from polyfed.methods.oneshot_fedavg import OneShotFedAvg

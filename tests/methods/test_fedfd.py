@@ -11,14 +11,14 @@ from torch.nn import functional as F
 import polyfed as pf
 from polyfed.core.method import Step
 from polyfed.core.nets import Net
+from polyfed.core.passes import logits_of
 from polyfed.core.stage import Batch
+from polyfed.core.statistics import collect_statistics
 from polyfed.methods.fedfd import FedFD, answers
 from polyfed.methods.heterofl import HeteroFL
 from polyfed.methods.local import Local
 from polyfed.models import build, levels
 from polyfed.ops.aggregate import Part, Slot, scatter_mean
-from polyfed.ops.norms import collect_statistics
-from polyfed.ops.passes import logits_of
 from polyfed.ops.projection import ORTH_MAPS, OrthogonalProjection
 
 MAIN = Step()

@@ -764,7 +764,7 @@ def test_a_model_that_cannot_be_cut_is_refused(monkeypatch):
 
 def live(replies, *rounds):
     """A federation of strangers after it fused the replies, then further rounds; and who was left out in each."""
-    kind = pytest.importorskip("polyfed.backends.flower.backend", reason="needs the extra flower").LiveFederation
+    kind = pytest.importorskip("polyfed.flower.backend", reason="needs the extra flower").LiveFederation
     federation = kind.__new__(kind)
     federation.method, federation.server = FedIN(), Party(-1, None, PartyData())
     federation.ctx = replace(context(), input_shape=(1,))

@@ -8,10 +8,10 @@ from torch.nn import functional as F
 import polyfed as pf
 from polyfed.core.message import Message
 from polyfed.core.party import Party, PartyData
+from polyfed.core.passes import logits_of
 from polyfed.core.rng import SERVER
 from polyfed.core.stage import Batch
 from polyfed.methods.fedmd import DIGEST, LOGITS, PRETRAIN, REVISIT, FedMD, label_shift, private_loss
-from polyfed.ops.passes import logits_of
 
 QUICK = {"subset": 12, "public_epochs": 1, "private_epochs": 1}
 BARE = {"subset": 12, "public_epochs": 0, "private_epochs": 0}

@@ -13,11 +13,11 @@ import polyfed as pf
 from polyfed.core.evaluate import measure
 from polyfed.core.message import Message
 from polyfed.core.nets import Net
+from polyfed.core.passes import logits_of
 from polyfed.core.stage import Batch
+from polyfed.core.statistics import collect_statistics
 from polyfed.methods.fedmd import DIGEST, LOGITS, PRETRAIN, REVISIT
 from polyfed.models import build, count_parameters
-from polyfed.ops.norms import collect_statistics
-from polyfed.ops.passes import logits_of
 
 OUTPUTS = PUBLIC + PRIVATE
 QUICK = {"subset": 12, "public_epochs": 1, "private_epochs": 1, "digest_epochs": 2, "digest_batch": 8}

@@ -11,11 +11,11 @@ from polyfed.core.message import Message
 from polyfed.core.method import Step
 from polyfed.core.nets import Net
 from polyfed.core.party import Context, Party, PartyData
+from polyfed.core.prototypes import class_means, mean_prototypes, merged, spread
 from polyfed.core.rng import SERVER
 from polyfed.core.stage import Batch
 from polyfed.methods.fedproto import FedProto
 from polyfed.models import build
-from polyfed.ops.prototypes import class_means, mean_prototypes, merged, spread
 
 
 def packed(values, classes, counts):

@@ -13,8 +13,8 @@ from torch.func import grad, stack_module_state, vmap
 from torch.nn import functional as F
 
 import polyfed as pf
+from polyfed.analysis.memory import update_memory
 from polyfed.analysis.synthetic import class_samples, sample_grid
-from polyfed.backends.inprocess import drive
 from polyfed.core.errors import InputError
 from polyfed.core.message import Message
 from polyfed.core.method import EVALUATE, Step
@@ -25,9 +25,9 @@ from polyfed.core.samples import Samples, Scaling
 from polyfed.core.settings import Training
 from polyfed.core.stage import Batch
 from polyfed.data import Clients
+from polyfed.engines.inprocess import drive
 from polyfed.methods.fedvtc import TUNE, VTC, FedVTC, recalibrated, synthetic_set
 from polyfed.models import build, with_feature_dim
-from polyfed.ops.memory import update_memory
 
 SHAPE, CLASSES, P = (1, 8, 8), 3, 32  # a decoder of 8 channels of 2x2
 SCALING = Scaling((0.3,), (0.5,), 255.0)

@@ -14,12 +14,12 @@ from polyfed.core.nets import Net
 from polyfed.core.samples import Samples
 from polyfed.core.settings import Evaluation
 from polyfed.core.stage import Batch
+from polyfed.core.statistics import collect_statistics
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.heterofl import STATISTICS, HeteroFL
 from polyfed.models import Scaler, build, levels
 from polyfed.models.width import LEVELS
 from polyfed.ops.aggregate import extract
-from polyfed.ops.norms import collect_statistics
 
 AB = ("cnn:4-8@1", "cnn:4-8@0.5")
 NORMED = ("cnn:4-8,bn@1", "cnn:4-8,bn@0.5")

@@ -12,8 +12,8 @@ from polyfed.core.message import Message
 from polyfed.core.method import Step
 from polyfed.core.rng import generator, seed_of
 from polyfed.core.settings import Settings
+from polyfed.fusion.chain import layers_of, read_chain, write_chain
 from polyfed.methods.pfnm import PFNM
-from polyfed.ops.chain import layers_of, read_chain, write_chain
 from polyfed.ops.matching import GRID, Matching, match_networks
 from polyfed.ops.selection import class_weights
 

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from polyfed.core.errors import InputError
+from polyfed.fusion.chain import layers_of, load_chain, read_chain, shuffled, weight_layers, write_chain
 from polyfed.models import build
-from polyfed.ops.chain import layers_of, load_chain, read_chain, shuffled, weight_layers, write_chain
 from polyfed.ops.matching import Matching, match_networks
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from polyfed.core.errors import InputError
-from polyfed.ops.impressions import class_similarity, impressions, last_weight_name, soft_targets
+from polyfed.fusion.impressions import class_similarity, impressions, last_weight_name, soft_targets
 
 
 def test_similarity_is_scaled_to_the_unit_interval_row_by_row():

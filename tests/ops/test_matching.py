@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from polyfed.ops.chain import shuffled
+from polyfed.fusion.chain import shuffled
 from polyfed.ops.matching import Layer, Matching, gains, match_networks, match_units, new_gains
 
 RELEASED = {"pop_factor": 1.0, "cap": 10, "max_global": 700, "mu0_bias": 0.1}

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
+from polyfed.analysis.memory import update_memory
 from polyfed.core.stage import Batch, Update
-from polyfed.ops.memory import update_memory
 
 
 def loss(nets, batch, aux):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from polyfed.core.evaluate import CHUNK
+from polyfed.core.passes import count_right, logits_of, pass_over
 from polyfed.core.samples import Samples
 from polyfed.models import build
-from polyfed.ops.passes import count_right, logits_of, pass_over
 
 
 def problem(samples: int = 2 * CHUNK + 5):

@@ -18,10 +18,10 @@ from polyfed import report
 from polyfed.cli import app, main
 from polyfed.compare import summarise
 from polyfed.core.errors import InputError
-from polyfed.live import LiveProgress, View
 from polyfed.report import static
 from polyfed.report.runs import Study
-from polyfed.tables import Progress, client_table, comparison_table, say
+from polyfed.terminal.live import LiveProgress, View
+from polyfed.terminal.tables import Progress, client_table, comparison_table, say
 
 NAMES = ["runs[/x]", "a[red]b", "[/]", "[bold]", "polyfed[flower]", "a:smile:b", "\\[x]"]
 LINE = {"round": 1, "phase": "round", "bytes_up": 1, "bytes_down": 2}

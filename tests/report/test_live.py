@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 import polyfed as pf
-from polyfed.live import LiveProgress, Stopped, Stopper, View, duration, sparkline
+from polyfed.terminal.live import LiveProgress, Stopped, Stopper, View, duration, sparkline
 
 
 def line(number, mean=0.5, **more):

@@ -6,7 +6,7 @@ import pytest
 
 import polyfed as pf
 from polyfed.core.errors import InputError
-from polyfed.tables import amount
+from polyfed.terminal.tables import amount
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 python experiments/papers/fedvtc/memory.py results/papers/fedvtc-memory.json [--batch 16]
 
-Parameters, gradients and the activations that autograd keeps, counted (`polyfed.ops.memory.update_memory`): local
+Parameters, gradients and the activations that autograd keeps, counted (`polyfed.analysis.memory.update_memory`): local
 training, the two alternating updates, the joint one, and the alternating ones without distribution matching.
 """
 
@@ -21,7 +21,7 @@ from polyfed.core.settings import Training
 from polyfed.core.stage import Batch, Update
 from polyfed.methods.fedvtc import FedVTC
 from polyfed.methods.local import Local
-from polyfed.ops.memory import update_memory
+from polyfed.analysis.memory import update_memory
 
 NETWORKS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 SHAPE, CLASSES, LATENTS = (3, 32, 32), 10, 4096

@@ -20,7 +20,9 @@ import torch
 from scipy.stats import rankdata  # type: ignore[import-untyped]
 from torch import nn
 
+from polyfed.core.alone import train_alone
 from polyfed.core.errors import InputError
+from polyfed.core.passes import logits_of
 from polyfed.core.rng import seeded
 from polyfed.core.samples import Samples
 from polyfed.core.settings import Training
@@ -28,8 +30,6 @@ from polyfed.core.stage import Stage
 from polyfed.data import Dataset, load
 from polyfed.methods.ams import AMS
 from polyfed.models import build
-from polyfed.ops.passes import logits_of
-from polyfed.training import train_alone
 
 LABELS = (0, 1, 2, 5, 9)
 TRAINING = Training(epochs=40, batch_size=64, optimizer="adam", lr=1e-3, decay=0.8, decay_every=2)

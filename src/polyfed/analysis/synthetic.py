@@ -12,10 +12,10 @@ from torch.nn import functional as F
 
 from polyfed.core.errors import InputError
 from polyfed.core.party import Party, load_state
+from polyfed.core.prototypes import Prototypes
 from polyfed.core.rundir import RunDirectory
 from polyfed.methods.fedvtc import VTC, decode, recalibrated
 from polyfed.ops.gaussian import class_latents
-from polyfed.ops.prototypes import Prototypes
 
 
 def class_samples(

@@ -31,13 +31,13 @@ from polyfed.core.message import Message
 from polyfed.core.method import Step
 from polyfed.core.nets import EVAL, FunctionalNet
 from polyfed.core.party import ClientInfo, Context, Party
+from polyfed.core.passes import logits_of
 from polyfed.core.samples import Samples
 from polyfed.core.stage import Aux, Batch, Stage
+from polyfed.fusion.impressions import class_similarity, impressions, last_weight_name, soft_targets
 from polyfed.methods.ensemble import CHUNK, OneShot
 from polyfed.models import build
 from polyfed.ops.distance import kl_divergence
-from polyfed.ops.impressions import class_similarity, impressions, last_weight_name, soft_targets
-from polyfed.ops.passes import logits_of
 from polyfed.ops.selection import (
     cluster_heads,
     fit_temperature,

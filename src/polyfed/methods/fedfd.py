@@ -41,15 +41,15 @@ from polyfed.core.fields import AtLeastOne, Count, NotNegative, OptimizerName, P
 from polyfed.core.message import Message
 from polyfed.core.method import Local, Plan, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, load_state, state_of
+from polyfed.core.passes import logits_of, pass_over
 from polyfed.core.samples import Samples
 from polyfed.core.settings import Training
 from polyfed.core.stage import Aux, Batch, Stage
+from polyfed.core.statistics import collect_statistics
 from polyfed.core.views import largest_first
 from polyfed.methods.fedmd import FedMD, subset_seed
 from polyfed.methods.heterofl import HeteroFL, replica, running_statistics
 from polyfed.ops.distance import kl_divergence
-from polyfed.ops.norms import collect_statistics
-from polyfed.ops.passes import logits_of, pass_over
 from polyfed.ops.projection import (
     LinearProjection,
     OrthogonalProjection,

@@ -25,12 +25,12 @@ from polyfed.core.fields import AtLeastOne, Count, Positive
 from polyfed.core.message import Message
 from polyfed.core.method import Local, Method, Plan, Step
 from polyfed.core.party import ClientInfo, Context, Party
+from polyfed.core.passes import logits_of
 from polyfed.core.rng import seed_of
 from polyfed.core.samples import Samples
 from polyfed.core.stage import Aux, Batch, Stage
 from polyfed.ops.aggregate import weighted_mean
 from polyfed.ops.distance import LOGIT_LOSSES
-from polyfed.ops.passes import logits_of
 
 PRETRAIN = Step("pretrain", who="all", down=False, up=False, evaluate="initial")
 LOGITS = Step("logits")

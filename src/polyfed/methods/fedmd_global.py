@@ -31,13 +31,13 @@ from polyfed.core.fields import AtLeastOne, Count, NotNegative, Positive
 from polyfed.core.message import Message
 from polyfed.core.method import Local, Plan, Step
 from polyfed.core.party import ClientInfo, Context, Party
+from polyfed.core.passes import logits_of
 from polyfed.core.stage import Aux, Batch, Stage
+from polyfed.core.statistics import collect_statistics
 from polyfed.core.views import largest_first
 from polyfed.methods.fedmd import DIGEST, LOGITS, PRETRAIN, REVISIT, FedMD, label_shift, public_loss
 from polyfed.models import build
 from polyfed.ops.distance import l1, soft_cross_entropy
-from polyfed.ops.norms import collect_statistics
-from polyfed.ops.passes import logits_of
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from polyfed.core.fields import NotNegative
 from polyfed.core.message import Message
 from polyfed.core.method import Local, Method, Step
 from polyfed.core.party import ClientInfo, Context, Party
+from polyfed.core.prototypes import class_means, mean_prototypes, merged, spread
 from polyfed.core.stage import Aux, Batch, Stage
-from polyfed.ops.prototypes import class_means, mean_prototypes, merged, spread
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ from polyfed.core.message import Message, State
 from polyfed.core.method import EVALUATE, Local, Method, Plan, Step
 from polyfed.core.nets import EVAL, mode
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, load_state, state_of
+from polyfed.core.prototypes import Prototypes, class_means, mean_prototypes, merged, spread
 from polyfed.core.samples import Samples, Scaling
 from polyfed.core.settings import Training
 from polyfed.core.stage import Aux, Batch, Draw, Stage, Update
@@ -52,7 +53,6 @@ from polyfed.ops.gaussian import (
     reconstruction_error,
     reparameterised,
 )
-from polyfed.ops.prototypes import Prototypes, class_means, mean_prototypes, merged, spread
 
 TUNE = Step("tune", who="all", up=False, evaluate="after_finetuning")
 

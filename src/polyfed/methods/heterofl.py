@@ -31,11 +31,11 @@ from polyfed.core.message import Message
 from polyfed.core.method import Local, Plan, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, load_state
 from polyfed.core.stage import Aux, Batch, Stage
+from polyfed.core.statistics import collect_statistics
 from polyfed.core.views import largest_first
 from polyfed.methods.fedavg import FedAvg
 from polyfed.models.width import activate_scalers
 from polyfed.ops.aggregate import IndexMap, Part, Slot, extract, scatter_mean
-from polyfed.ops.norms import collect_statistics
 
 STATISTICS = Step("statistics", who="all", when="evaluation")
 

@@ -30,10 +30,10 @@ from polyfed.core.message import Message, State
 from polyfed.core.method import Local, Plan, Step
 from polyfed.core.nets import EVAL, mode
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party
+from polyfed.core.passes import count_right
+from polyfed.fusion.chain import check_alike, layers_of, load_chain, read_chain, write_chain
 from polyfed.methods.ensemble import OneShot
-from polyfed.ops.chain import check_alike, layers_of, load_chain, read_chain, write_chain
 from polyfed.ops.matching import GRID, Matching, match_networks
-from polyfed.ops.passes import count_right
 from polyfed.ops.selection import class_weights
 
 UPLOAD, SCORE = Step(), Step("score")

@@ -10,7 +10,7 @@ from polyfed.report import statistics as numbers
 from polyfed.report.chart import Axis, Chart, Level, Series
 from polyfed.report.runs import LOCAL, POOLED, REFERENCES, Point, Study
 from polyfed.report.style import BLACK, GREY, SYMBOLS, Look, looks, tier_colours
-from polyfed.tables import amount
+from polyfed.terminal.tables import amount
 
 MOST_POINTS = 1000  # points of one method in a chart of clients: more are thinned evenly by rank
 END, GLOBAL = "at the end", "global model"

@@ -10,7 +10,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from polyfed.report.chart import Axis, Chart, Series
 from polyfed.report.style import FONT, GRID, INK, MUTED, SURFACE, faded
-from polyfed.tables import amount
+from polyfed.terminal.tables import amount
 
 
 def to_plotly(chart: Chart) -> go.Figure:

@@ -21,7 +21,7 @@ from polyfed.report.draw import to_plotly
 from polyfed.report.runs import LOCAL, Run, Study
 from polyfed.report.style import dark_colours
 from polyfed.result import PACKAGES
-from polyfed.tables import in_rounds
+from polyfed.terminal.tables import in_rounds
 
 
 def render(study: Study, targets: Sequence[float] | None = None) -> str:

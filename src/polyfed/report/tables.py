@@ -11,7 +11,7 @@ from polyfed.core.errors import unknown
 from polyfed.report import charts, statistics
 from polyfed.report.runs import Study
 from polyfed.report.statistics import Estimate
-from polyfed.tables import amount
+from polyfed.terminal.tables import amount
 
 if TYPE_CHECKING:
     import pandas  # type: ignore[import-untyped]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from polyfed.report import statistics as numbers
 from polyfed.report.runs import LOCAL, POOLED, Study
 from polyfed.report.statistics import Estimate, Standing
-from polyfed.tables import amount
+from polyfed.terminal.tables import amount
 
 SAME = 1e-9  # means that differ by less are equal
 LEVEL = 5e-4  # a gain that would be printed as 0.0 points

@@ -1,0 +1,5 @@
+"""`python -m polyfed.cli`."""
+
+from polyfed.cli import main
+
+main()

@@ -1,0 +1,358 @@
+"""The command line. Heavy imports happen inside the commands, so that `polyfed --help` answers at once."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from polyfed import __version__
+from polyfed.cli.federation import register as register_flower
+from polyfed.cli.options import with_settings
+from polyfed.terminal.tables import say
+
+app = typer.Typer(
+    name="polyfed",
+    help="Federated learning for parties with different neural networks.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # help texts keep their [square brackets]
+)
+
+File = Annotated[Path | None, typer.Argument(help="An experiment file (TOML); options override its values.")]
+Out = Annotated[Path | None, typer.Option(help="A new directory for everything the run leaves behind.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress lines.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON (progress goes to the error stream).")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="key=value: any setting, or method.mu=0.1 for a hyper-parameter. May be repeated."),
+]
+Log = Annotated[
+    list[str] | None, typer.Option("--log", help="Also write to csv, tensorboard or mlflow. May be repeated.")
+]
+Scale = Annotated[str | None, typer.Option(help="Which [scales.NAME] table of the experiment file to use.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"polyfed {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _polyfed(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and stop.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Federated learning for parties with different neural networks."""
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Directory of the run.")] = Path("runs/demo"),
+    rounds: Annotated[int, typer.Option(help="Number of rounds.")] = 8,
+    quiet: Quiet = False,
+) -> None:
+    """Ten clients with five different networks learn together on real handwritten digits."""
+    from polyfed.cli.demo import demonstrate
+
+    demonstrate(_fresh(out), rounds, Console(quiet=quiet), Console())
+
+
+@app.command()
+@with_settings()
+def run(
+    file: File = None,
+    method: Annotated[str | None, typer.Option(help="Name of the method, or package.module:Class of your own.")] = None,
+    out: Out = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    set_: Set = None,
+    scale: Scale = None,
+    log: Log = None,
+    **given: str | None,
+) -> None:
+    """Run one method."""
+    from polyfed.api import execute
+    from polyfed.config import read_experiment
+    from polyfed.terminal.live import watching
+
+    config = read_experiment(file, {"method": method, **given}, set_ or (), scale).config()
+    progress = Console(stderr=as_json, quiet=quiet)
+    with watching(progress, log or (), out, f"polyfed resume {out}" if out else None) as watch:
+        observers = watch(config.label, config.planned_rounds(), config.dump())
+        result = execute(config, out=out, observers=observers)
+    _report(out, progress)
+    _show(result, as_json)
+
+
+@app.command()
+@with_settings()
+def compare(
+    file: File = None,
+    methods: Annotated[str | None, typer.Option(help="Methods to compare: a,b,c (local is always among them).")] = None,
+    seeds: Annotated[int | None, typer.Option(help="How many seeds.")] = None,
+    out: Out = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    set_: Set = None,
+    scale: Scale = None,
+    log: Log = None,
+    **given: str | None,
+) -> None:
+    """Run several methods over several seeds on the same splits and initial weights."""
+    from polyfed.compare import compare as run_all
+    from polyfed.config import read_experiment
+    from polyfed.terminal.live import watching
+    from polyfed.terminal.tables import comparison_table
+
+    labels = [label.strip() for label in methods.split(",")] if methods else None
+    experiment = read_experiment(file, given, set_ or (), scale, labels)
+    progress = Console(stderr=as_json, quiet=quiet)
+    again = "the same command: finished runs are kept, this one goes on" if out else None
+    with watching(progress, log or (), out, again) as watch:
+        rows = run_all(
+            experiment,
+            labels,
+            seeds,
+            out,
+            started=lambda config: watch(f"{config.label} #{config.seed}", config.planned_rounds(), config.dump()),
+        )
+    _report(out, progress)
+    if as_json:
+        sys.stdout.write(json.dumps([vars(row) for row in rows], indent=2) + "\n")
+        return
+    data = experiment.base.data
+    title = f"{data.source}, {data.clients} clients, {data.partition}, {experiment.base.rounds} rounds"
+    _paper().print(comparison_table(rows, title))
+    if out:
+        say(Console(), f"Everything is in {out}")
+
+
+@app.command()
+def resume(
+    directory: Annotated[Path, typer.Argument(help="The directory of a run that was stopped.")],
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Continue a run from its checkpoint."""
+    from polyfed.api import read_config
+    from polyfed.api import resume as continue_run
+    from polyfed.terminal.live import watching
+
+    config = read_config(directory)
+    progress = Console(stderr=as_json, quiet=quiet)
+    with watching(progress, (), directory, f"polyfed resume {directory}") as watch:
+        result = continue_run(directory, watch(config.label, config.planned_rounds(), config.dump()))
+    _report(directory, progress)
+    _show(result, as_json)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Directories of runs or comparisons.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The file to write; by default report.html in the directory.")
+    ] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="Also write figures (PDF, SVG, PNG) and tables (LaTeX, Markdown, CSV) here.")
+    ] = None,
+    target: Annotated[
+        list[float] | None, typer.Option(help="Accuracy from 0 to 1 for the rounds-to-target table. May be repeated.")
+    ] = None,
+) -> None:
+    """Write one page about runs: who gained, what it cost, and why."""
+    from polyfed.report import export as write_files
+    from polyfed.report import write_report
+
+    console = Console()
+    source = runs[0] if len(runs) == 1 else runs
+    say(console, f"Wrote {write_report(source, out, target)}")
+    if export:
+        say(console, f"Wrote {len(write_files(source, export))} files to {export}")
+
+
+@app.command()
+def analyze(
+    name: Annotated[str, typer.Argument(help="Which analysis: cka, embedding, reconstruction, robustness, ...")],
+    runs: Annotated[list[Path], typer.Argument(help="Directories of runs.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the figures; by default analysis/NAME in the run.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value: an option of the analysis. May be repeated.")
+    ] = None,
+) -> None:
+    """Look into finished runs as the papers do: figures and numbers."""
+    from polyfed.analysis.command import analyze as look
+
+    for line in look(name, runs, out, settings or []):
+        say(Console(), line)
+
+
+@app.command()
+def fuse(
+    files: Annotated[list[Path], typer.Argument(help="States of trained networks (safetensors).")],
+    models: Annotated[str, typer.Option(help="Their model strings, dealt in turn: a,b,c")],
+    out: Annotated[Path, typer.Option(help="Where to write the fused model (.safetensors and .json).")],
+    method: Annotated[
+        str, typer.Option(help="ams-top1 | ams-topk | ams-full | ensemble | average | pfnm")
+    ] = "ams-top1",
+    data: Annotated[str, typer.Option(help="Data set: gives shape and classes, and measures the result.")] = "digits",
+    distil_into: Annotated[str | None, typer.Option(help="Distil into one small model, for instance mlp:2.")] = None,
+) -> None:
+    """Fuse trained networks into one model, without any training of theirs."""
+    from polyfed.build import split_models
+    from polyfed.data import load
+    from polyfed.fusion import accuracy_of, fuse_files
+
+    loaded = load(data)
+    options = {"distil_into": distil_into, "public": loaded.train} if distil_into else {}
+    fused = fuse_files(
+        files,
+        split_models(models),
+        method,
+        input_shape=loaded.input_shape,
+        num_classes=loaded.num_classes,
+        out=out,
+        **options,
+    )
+    accuracy = accuracy_of(fused, loaded.test)
+    console = Console()
+    say(console, f"{method} of {len(files)} networks: {100 * accuracy:.1f} % on the test set of {data}")
+    say(console, f"Written to {out}; load it with polyfed.fusion.load_fused")
+
+
+@app.command(name="methods")
+def list_methods(
+    name: Annotated[str | None, typer.Argument(help="One method, in full.")] = None, as_json: Json = False
+) -> None:
+    """List the methods, or print one in full: its options, what it needs, what leaves a client."""
+    from polyfed.cli.listing import method_entry, method_rows, method_text
+
+    if name is not None:
+        entry = method_entry(name)
+        _print_json(entry) if as_json else say(Console(), method_text(entry))
+        return
+    rows = method_rows()
+    if as_json:
+        _print_json(rows)
+        return
+    _print_rows([{key: row[key] for key in ("family", "method", "paper")} for row in rows])
+    say(Console(), "polyfed methods NAME prints one in full, with its options.")
+
+
+@app.command(name="models")
+def list_models(
+    name: Annotated[str | None, typer.Argument(help="One network, in full.")] = None, as_json: Json = False
+) -> None:
+    """List the networks of the zoo and how to write them, or print one in full."""
+    from polyfed.cli.listing import model_entry, model_text
+    from polyfed.models import describe
+
+    if name is not None:
+        entry = model_entry(name)
+        _print_json(entry) if as_json else say(Console(), model_text(entry))
+        return
+    rows = describe()
+    if as_json:
+        _print_json(rows)
+        return
+    _print_rows([{key: row[key] for key in ("name", "example", "summary")} for row in rows])
+    say(Console(), "polyfed models NAME prints one in full, with its options.")
+
+
+@app.command(name="data")
+def list_data(as_json: Json = False) -> None:
+    """List the known data sets and whether they are on this machine."""
+    from polyfed.data import describe_sources
+
+    rows = describe_sources()
+    _print_json(rows) if as_json else _print_rows(rows)
+
+
+register_flower(app)
+
+
+def main() -> None:
+    """Run the command line; errors for people exit with code 2 (bad input) or 1 (something broke)."""
+    from polyfed.core.errors import InputError, PolyfedError
+
+    try:
+        app()
+    except KeyboardInterrupt:
+        Console(stderr=True).print("Stopped.")
+        sys.exit(130)
+    except InputError as error:
+        _complain(error)
+        sys.exit(2)
+    except PolyfedError as error:
+        if type(error).__name__ == "Stopped":  # Ctrl-C: a stop, not a failure
+            say(Console(stderr=True), str(error))
+            sys.exit(130)
+        _complain(error)
+        sys.exit(1)
+
+
+def _complain(error: Exception) -> None:
+    say(Console(stderr=True), Text.assemble(("Error:", "bold red"), f" {error}"))
+
+
+def _fresh(path: Path) -> Path:
+    """Return the path, or the same with a number, so that an earlier run is never overwritten."""
+    number = 2
+    candidate = path
+    while candidate.exists():
+        candidate = path.with_name(f"{path.name}-{number}")
+        number += 1
+    return candidate
+
+
+def _report(out: Path | None, console: Console) -> None:
+    """Write the page of a finished run or comparison and say where it is."""
+    if out is None:
+        return
+    from polyfed.report import write_report
+
+    say(console, f"Report: {write_report(out)}")
+
+
+def _show(result: Any, as_json: bool) -> None:
+    if as_json:
+        _print_json(result.summary())
+        return
+    console = _paper()
+    console.print(result.table())
+    if result.directory is not None:
+        say(console, f"Everything is in {result.directory}")
+
+
+def _paper() -> Console:
+    """Return a console for tables: as wide as the terminal, or wide enough where the output goes to a file."""
+    return Console(width=None if sys.stdout.isatty() else 120)
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
+
+
+def _print_rows(rows: list[dict[str, Any]]) -> None:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0))
+    for heading in rows[0]:
+        table.add_column(heading, overflow="fold")  # how to write a model is never cut off
+    for row in rows:
+        table.add_row(*(Text(str(value)) for value in row.values()))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""The commands of a real federation: `polyfed keys init`, `polyfed serve`, `polyfed join`.
+
+`register(app)` adds them to a typer application. Flower itself is imported only when a command runs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from polyfed.cli.options import with_settings
+from polyfed.config import Config, Data
+from polyfed.core.errors import InputError, PolyfedError, RunDirectoryError
+from polyfed.flower import plain, require_flower
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
+
+SITES = "the sites' own"
+# What the server decides for everybody; the rest is each site's.
+TOLD = (
+    *("rounds", "seed", "feature_dim", "participation", "epochs", "batch_size", "optimizer", "lr", "momentum"),
+    "evaluate",
+)
+
+keys_app = typer.Typer(help="Certificates and keys of a real federation.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the three commands to an application."""
+    app.add_typer(keys_app, name="keys")
+    app.command("serve")(serve)
+    app.command("join")(join)
+
+
+@keys_app.callback()
+def _keys() -> None:
+    """Certificates and keys of a real federation."""
+
+
+@keys_app.command("init")
+def keys_init(
+    directory: Annotated[Path, typer.Argument(help="A new folder; it stays with the server.")],
+    server: Annotated[str, typer.Option(help="Host name or address by which the sites reach the server.")],
+    sites: Annotated[str, typer.Option(help="Names of the sites: north,south,west.")],
+) -> None:
+    """Make a certificate authority, the server's certificate and a key pair for each site."""
+    with _sentences():
+        require_flower()
+        from polyfed.flower.keys import create_keys
+
+        folders = create_keys(directory, server, [name.strip() for name in sites.split(",")])
+    typer.echo(f"The server's keys are in {directory}; keep that folder to yourself.")
+    for folder in folders:
+        typer.echo(f"Give {folder} to that site, over a channel that you trust.")
+
+
+@with_settings(TOLD)
+def serve(
+    out: Annotated[Path, typer.Option(help="A new folder for the run (with --resume: its folder).")],
+    method: Annotated[str | None, typer.Option(help="Name of the method.")] = None,
+    keys: Annotated[Path | None, typer.Option(help="The folder of 'polyfed keys init'.")] = None,
+    min_sites: Annotated[int | None, typer.Option(help="So many sites make a round count; else all.")] = None,
+    deadline: Annotated[float, typer.Option(help="Seconds that a site has for one exchange.")] = 600.0,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for missing sites.")] = 120.0,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on; else all (with --insecure: this one).")
+    ] = None,
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 9092,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, no keys: on this machine only.")] = False,
+    sites: Annotated[str, typer.Option(help="With --insecure: names of the sites.")] = "",
+    set_: Annotated[list[str] | None, typer.Option("--set", help="key=value, as in 'polyfed run'.")] = None,
+    public: Annotated[str | None, typer.Option(help="Public data: NAME:N or package.module:function.")] = None,
+    max_mb: Annotated[int, typer.Option(help="Largest message in megabytes.")] = 1024,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing but errors.")] = False,
+    **told: str | None,
+) -> None:
+    """Run the server of a real federation."""
+    given = locals().copy()
+    _stop_politely()
+    with _sentences():
+        require_flower()
+        _check_security(insecure, keys, host or "127.0.0.1", "DIR (made by 'polyfed keys init')")
+        from polyfed.flower import serve as serving
+        from polyfed.flower.sitedata import read_public
+        from polyfed.report import write_report
+        from polyfed.terminal.live import watching
+
+        _check_new(given)
+        config = _config(given, told)
+        hosting = serving.Hosting(
+            host=host or ("127.0.0.1" if insecure else "0.0.0.0"),
+            port=port,
+            keys=keys,
+            sites=tuple(name.strip() for name in sites.split(",") if name.strip()),
+            min_sites=min_sites,
+            wait=wait,
+            deadline=deadline,
+            max_bytes=max_mb << 20,
+        )
+        samples = read_public(public) if public else None
+        console = Console(quiet=quiet)
+
+        def say(text: str) -> None:
+            console.print(plain(text), highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+        with _way_on(given), watching(console, (), out, _again(given)) as watch:
+            result = serving.serve(
+                config,
+                out,
+                hosting,
+                public=samples,
+                resume=resume,
+                observers=lambda: [
+                    partial(_tell_missing, say),
+                    *watch(config.label, config.rounds, {"sites": _site_names(hosting)}),
+                ],
+                say=say,
+            )
+        measured = [line["accuracy"] for line in result.history if "accuracy" in line]
+        if measured:
+            say(f"Report: {write_report(out)}")
+            say(_in_words(measured[-1], _site_names(hosting)))
+        say(f"Everything is in {out}.")
+
+
+def join(
+    server: Annotated[str, typer.Option(help="HOST:PORT of the server.")],
+    model: Annotated[str, typer.Option(help="Your model: package.module:function, or a name such as cnn:16-32.")],
+    data: Annotated[str, typer.Option(help="Your data: package.module:function, or the name of a data set.")],
+    keys: Annotated[Path | None, typer.Option(help="The folder site-NAME that you got from the server.")] = None,
+    state: Annotated[Path | None, typer.Option(help="Where this site keeps its model between rounds.")] = None,
+    allow: Annotated[str, typer.Option(help="Methods that may run here: fedproto,fedin. Else all.")] = "",
+    public: Annotated[str | None, typer.Option(help="Public data: NAME:N or package.module:function.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, no keys: on this machine only.")] = False,
+    name: Annotated[str, typer.Option(help="With --insecure: the name of this site.")] = "",
+    wait: Annotated[float, typer.Option(help="Seconds to try until the server answers for the first time.")] = 300.0,
+    give_up: Annotated[float, typer.Option(help="Seconds without a server after which this site stops.")] = 3600.0,
+    max_mb: Annotated[int, typer.Option(help="Largest message in megabytes.")] = 1024,
+) -> None:
+    """Take part in a federation with your own model and data, which stay here."""
+    _stop_politely()
+    with _sentences():
+        require_flower()
+        _check_security(insecure, keys, server.rpartition(":")[0], "DIR/site-NAME (from the server)")
+        from polyfed import methods
+        from polyfed.flower import join as joining
+        from polyfed.flower.sitedata import read_data, read_model, try_model
+
+        allowed = [item.strip() for item in allow.split(",") if item.strip()]
+        for item in allowed:
+            methods.find(item)
+        if max_mb <= 0:
+            raise InputError("--max-mb must be positive.")
+        how = joining.Joining(server, keys, name, Path(), give_up, wait)
+        found = joining.check_joining(how)
+        how = replace(how, state=state or Path(f"polyfed-site-{found.name if found else name}"))
+        network, samples = read_model(model), read_data(data, public)
+        try_model(model, network, samples)
+        joining.join(how, network, samples, allowed, max_mb << 20, lambda text: typer.echo(plain(text)))
+
+
+def _check_security(insecure: bool, keys: Path | None, host: str, folder: str) -> None:
+    """Refuse, before anything is loaded, a federation that is neither secure nor on this machine only."""
+    if insecure == (keys is not None):
+        raise InputError(f"Give --keys {folder}, or --insecure to try on this machine only.")
+    if insecure and host and host not in LOOPBACK:
+        raise InputError(f"--insecure works on this machine only, not with {host}: use --keys {folder}.")
+
+
+def _in_words(accuracy: dict[str, Any], names: list[str]) -> str:
+    """Return the final accuracies with the sites' names; a site may have been away."""
+    who = accuracy.get("clients", range(len(names)))
+    each = ", ".join(f"{names[c]} {value:.1%}" for c, value in zip(who, accuracy["per_client"], strict=True))
+    return f"Done: mean accuracy {accuracy['mean']:.1%} ({each})."
+
+
+def _tell_missing(say: Callable[[str], None], line: dict[str, Any]) -> None:
+    """Name the sites that a round went on without."""
+    for why in line.get("missing", {}).values():
+        say(f"Round {line['round']} goes on without a site: {why}")
+
+
+def _config(given: dict[str, Any], told: dict[str, str | None]) -> Config:
+    """Return the configuration from the options, or that of the run that is resumed."""
+    from polyfed.api import read_config
+    from polyfed.config import read_experiment
+    from polyfed.core.settings import Execution
+
+    if given["resume"]:
+        return read_config(given["out"])
+    config = read_experiment(None, {"method": given["method"], **told}, given["set_"] or ()).config()
+    # A checkpoint after every round: the sites' states follow it. Data and models are theirs.
+    alone = Execution(engine="flower", checkpoint_seconds=0.0)
+    theirs = Data(SITES, clients=None, partition=SITES, public=given["public"])
+    return replace(config, execution=alone, data=theirs, script=("sites",))
+
+
+def _again(given: dict[str, Any]) -> str:
+    """Return the command that resumes this run. Its folder knows how to train, but not where to listen."""
+    words = ["polyfed", "serve", "--resume", *(["--insecure"] if given["insecure"] else [])]
+    usual = inspect.signature(serve).parameters
+    for name in ("out", "keys", "sites", "host", "port", "public", "min_sites", "deadline", "wait", "max_mb"):
+        if given[name] != usual[name].default:
+            words += [f"--{name.replace('_', '-')}", str(given[name])]
+    return shlex.join(words)
+
+
+def _check_new(given: dict[str, Any]) -> None:
+    """Refuse to start where a federation was started before, with the command that continues it."""
+    from polyfed.core.rundir import RunDirectory
+
+    there = not given["resume"] and (given["out"] / "config.json").is_file()
+    if there and "federation" in RunDirectory.read_config(given["out"]):
+        raise RunDirectoryError(
+            f"{given['out']} holds a federation already: choose another --out, or continue it with {_again(given)}"
+        )
+
+
+@contextmanager
+def _way_on(given: dict[str, Any]) -> Iterator[None]:
+    """Say how to go on when too few sites came or somebody stopped the wait for them."""
+    from polyfed.flower.post import TooFewSites
+    from polyfed.terminal.live import Stopped
+
+    try:
+        yield
+    except TooFewSites as error:
+        raise TooFewSites(f"{error} Start the sites that are missing, then go on with {_again(given)}") from error
+    except KeyboardInterrupt:
+        if not (given["out"] / "config.json").is_file():
+            raise
+        raise Stopped(f"Stopped. Go on with {_again(given)}") from None
+
+
+def _site_names(hosting: Any) -> list[str]:
+    from polyfed.flower.keys import read_server_keys
+
+    return list(read_server_keys(hosting.keys).sites) if hosting.keys else list(hosting.sites)
+
+
+def _stop_politely() -> None:
+    """Let a request to end (SIGTERM) close connections and child processes, as Ctrl-C does."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
+
+
+class _sentences:
+    """Turns our errors into one sentence and an exit code: 2 for a request that is not possible, 1 for the rest."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if type(error).__name__ == "Stopped":  # Ctrl-C: a stop, not a failure
+            typer.echo(str(error), err=True)
+            raise typer.Exit(130) from error
+        if isinstance(error, PolyfedError):
+            typer.echo(f"Error: {plain(str(error))}", err=True)
+            raise typer.Exit(2 if isinstance(error, InputError) else 1) from error
+        if isinstance(error, OSError):  # a folder that cannot be written, a file that cannot be read
+            typer.echo(f"Error: {error}", err=True)
+            raise typer.Exit(1) from error
+        if isinstance(error, KeyboardInterrupt):
+            typer.echo("Stopped.", err=True)
+            raise typer.Exit(130) from error

@@ -1,0 +1,86 @@
+"""Class means of features: collected at a client, packed for the wire, averaged at the server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.passes import pass_over
+from polyfed.core.samples import Samples
+
+Prototypes = dict[str, Tensor]  # "prototypes" [C_k, d], "classes" [C_k], "counts" [C_k]
+
+
+def class_means(model: nn.Module, data: Samples, num_classes: int) -> Prototypes:
+    """Return the mean feature of every class that the data holds, in prediction mode.
+
+    `classes` is uint8 where it can be (int16 past 256 classes) and `counts` int32, so that C_k classes of d features
+    cost 4·C_k·d + 4·C_k + C_k bytes on the wire.
+    """
+    counts = torch.zeros(num_classes, device=next(model.parameters()).device)
+
+    def sums_of(x: Tensor, y: Tensor) -> Tensor:
+        z: Tensor = model.features(x)  # type: ignore[operator]
+        counts.add_(torch.bincount(y, minlength=num_classes))
+        return z.new_zeros(num_classes, z.shape[1]).index_add_(0, y, z)
+
+    sums = torch.stack(pass_over(model, data, sums_of)).sum(0)
+    present = torch.nonzero(counts).flatten()
+    return {
+        "prototypes": sums[present] / counts[present].unsqueeze(1),
+        "classes": class_numbers(present, num_classes),
+        "counts": counts[present].to(torch.int32),
+    }
+
+
+def class_numbers(classes: Tensor, num_classes: int) -> Tensor:
+    """Return class numbers in the smallest type that holds them."""
+    return classes.to(torch.uint8 if num_classes <= 256 else torch.int16)
+
+
+def spread(packed: Prototypes, num_classes: int, dim: int) -> tuple[Tensor, Tensor]:
+    """Return `([C, d], [C])`: all prototypes with zeros for unknown classes, and 1 where a class is known."""
+    device = packed["prototypes"].device if "prototypes" in packed else None
+    full = torch.zeros(num_classes, dim, device=device)
+    known = torch.zeros(num_classes, device=device)
+    if "prototypes" in packed:
+        classes = packed["classes"].long()
+        full[classes] = packed["prototypes"]
+        known[classes] = 1.0
+    return full, known
+
+
+def mean_prototypes(replies: Iterable[Prototypes], num_classes: int, weighting: str = "samples") -> Prototypes:
+    """Return, for every class that somebody holds, the mean of the clients' prototypes.
+
+    `samples`: `P[c] = sum_k n_kc P_k[c] / sum_k n_kc`; `uniform`: the plain mean over holders.
+    """
+    total: Tensor | None = None
+    for reply in replies:
+        classes, device = reply["classes"].long(), reply["prototypes"].device
+        a = reply["counts"].float() if weighting == "samples" else torch.ones(len(classes), device=device)
+        if total is None:
+            total = torch.zeros(num_classes, reply["prototypes"].shape[1], device=device)
+            weight = torch.zeros(num_classes, device=device)
+        total[classes] += reply["prototypes"] * a.unsqueeze(1)
+        weight[classes] += a
+    assert total is not None, "no replies"
+    present = torch.nonzero(weight).flatten()
+    return {
+        "prototypes": total[present] / weight[present].unsqueeze(1),
+        "classes": class_numbers(present, num_classes),
+    }
+
+
+def merged(old: Prototypes, new: Prototypes, num_classes: int) -> Prototypes:
+    """Return the new prototypes, and the old ones of classes that nobody held this time."""
+    if not old:
+        return new
+    dim = new["prototypes"].shape[1]
+    full, known = spread(old, num_classes, dim)
+    fresh, renewed = spread(new, num_classes, dim)
+    full = torch.where(renewed.unsqueeze(1) > 0, fresh, full)
+    present = torch.nonzero(known + renewed).flatten()
+    return {"prototypes": full[present], "classes": class_numbers(present, num_classes)}

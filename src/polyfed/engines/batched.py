@@ -1,0 +1,319 @@
+"""Clients of one architecture as one stack: the pending stages of all clients are collected, grouped, and run at once.
+
+Every client's `local` is a generator that waits at its stage. Stages with the same losses, settings and shapes form a
+group, whose clients train as one tensor program (see `stack.py`); the rest run one by one, and the log says why.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from polyfed.core.message import Message
+from polyfed.core.method import Replies, Step
+from polyfed.core.nets import norms_of
+from polyfed.core.party import Blueprint, Context, Party
+from polyfed.core.runner import check_finite, run_stage
+from polyfed.core.stage import Stage
+from polyfed.core.threads import one_thread
+from polyfed.engines.dense import suits
+from polyfed.engines.stack import Member, Program, Tensors
+from polyfed.engines.threads import Threads
+from polyfed.engines.work import receive
+
+if TYPE_CHECKING:
+    from polyfed.engines.inprocess import InProcess, Seated
+
+log = logging.getLogger("polyfed.engine")
+
+STACK_BYTES = 16 << 20  # parameters of one stack: beyond the caches nothing is gained
+LARGEST_STACK = 64  # clients
+LIGHT = 1e-3  # seconds of a client outside its stages: below, threads would only wait for Python's lock
+
+
+@dataclass
+class Job:
+    """A client at work: its generator, the stage it waits at, and its tensors."""
+
+    client: int
+    bench: int  # whose modules its generator holds
+    party: Seated | None = None
+    work: Any = None
+    stage: Stage | None = None
+    number: int = 0  # of the stage
+    reply: Message = field(default_factory=Message)
+    loss: float = 0.0
+    seconds: float = 0.0
+
+    def name(self, step: Step) -> str:
+        """Return the name of the stage in the tree of seeds."""
+        return f"{step.name}/{self.number}"
+
+
+class Batched:
+    """Runs stages of equal clients as stacks."""
+
+    def __init__(self) -> None:
+        self.threads = Threads()
+        self.told: set[str] = set()  # architectures whose clients never run in stacks, as the log says
+        self.refused: dict[Any, str] = {}  # kind of stage -> why it cannot be stacked
+        self.between: dict[str, float] = {}  # step -> seconds that a client spent outside its stages, last time
+
+    def exchange(self, home: InProcess, step: Step, messages: Mapping[int, Message], ctx: Context) -> Replies:
+        """Let clients that cannot gain from stacks work whole, the others from stage to stage."""
+        plans = {client: home.blueprints[home.infos[client].architecture] for client in messages}
+        whole = {client: m for client, m in messages.items() if self.works_whole(step, plans[client])}
+        rest = {c: m for c, m in messages.items() if c not in whole}
+        replies = self.by_stages(home, step, rest, ctx) if rest else Replies()
+        if whole:
+            others = self.threads.exchange(home, step, whole, ctx)
+            replies.messages.update(others.messages)
+            replies.losses.update(others.losses)
+            replies.seconds.update(others.seconds)
+        return replies
+
+    def works_whole(self, step: Step, blueprint: Blueprint) -> bool:
+        """Tell whether clients of an architecture do all of a step one by one."""
+        if blueprint.random and blueprint.name not in self.told:
+            self.told.add(blueprint.name)
+            log.info("Clients of %s run one by one: their network draws random numbers by itself.", blueprint.name)
+        return blueprint.random
+
+    def by_stages(self, home: InProcess, step: Step, messages: Mapping[int, Message], ctx: Context) -> Replies:
+        """Let all clients work from stage to stage and collect their replies."""
+        workers = home.crew.workers
+        jobs = [Job(client, place % workers) for place, client in enumerate(sorted(messages))]
+        shares = [share for share in (jobs[bench::workers] for bench in range(workers)) if share]
+
+        def resume(_: int, share: list[Job]) -> None:
+            for job in share:
+                start = time.perf_counter()
+                advance(home, job, step, messages[job.client], ctx)
+                job.seconds += time.perf_counter() - start
+
+        waiting = jobs
+        spent = 0.0
+        while waiting:
+            before = sum(job.seconds for job in jobs)
+            if self.between.get(step.name, LIGHT) < LIGHT:
+                with one_thread():
+                    for share in shares:
+                        resume(0, share)
+            else:
+                home.crew.run(resume, shares)
+            spent += sum(job.seconds for job in jobs) - before
+            waiting = [job for job in jobs if job.stage is not None]
+            if waiting:
+                self.run_stages(home, step, waiting, ctx)
+            shares = [[job for job in share if job.stage is not None] for share in shares]
+            shares = [share for share in shares if share]
+        self.between[step.name] = spent / max(1, len(jobs))
+        return collected(jobs)
+
+    def run_stages(self, home: InProcess, step: Step, jobs: Sequence[Job], ctx: Context) -> None:
+        """Run the pending stage of every job, stacked where possible."""
+        groups: dict[Any, list[Job]] = {}
+        for job in jobs:
+            groups.setdefault(kind_of(job, ctx), []).append(job)
+        pieces: list[tuple[list[Job], bool]] = []
+        for kind, group in groups.items():
+            if self.stackable(home, kind, group, step, ctx):
+                pieces.extend((piece, True) for piece in divided(group, home.crew.workers))
+            else:
+                pieces.extend(([job], False) for job in group)
+
+        def work(worker: int, piece: tuple[list[Job], bool]) -> None:
+            members, stacked = piece
+            start = time.perf_counter()
+            if stacked:
+                run_stack(home, members, step, ctx, worker)
+            else:
+                run_alone(home, members[0], step, ctx, worker)
+            for job in members:
+                job.seconds += (time.perf_counter() - start) / len(members)
+
+        home.crew.run(work, pieces, lambda piece: sum(home.expected_work(step, job.client) for job in piece[0]))
+
+    def stackable(self, home: InProcess, kind: Any, group: list[Job], step: Step, ctx: Context) -> bool:
+        """Tell whether a group can be stacked; a trial of one step on copies shows it, once for each kind of stage."""
+        if len(group) < 2:
+            return False
+        key = kind[:2]
+        if key not in self.refused:
+            with one_thread():
+                self.refused[key] = obstacle(home, group, step, ctx)
+            if self.refused[key]:
+                log.info("Stages of %s run one by one: %s.", kind[0], self.refused[key])
+        return not self.refused[key]
+
+
+def advance(home: InProcess, job: Job, step: Step, message: Message, ctx: Context) -> None:
+    """Let a client's generator run to its next stage, or to its end."""
+    try:
+        if job.party is None:
+            job.party = home.open(job.client, ctx, worker=job.bench)
+            receive(home.method, job.party, message, step, ctx)
+            job.work = home.method.local(job.party, step, ctx)
+            if job.work is None or isinstance(job.work, Message):  # a step without training need not be a generator
+                raise StopIteration(job.work)
+            job.stage = next(job.work)
+        else:
+            home.seat(job.party, job.party.states, job.bench)
+            job.number += 1
+            job.stage = job.work.send(job.loss)
+    except StopIteration as finished:
+        job.reply = finished.value or Message()
+        job.stage = None
+        assert job.party is not None
+        home.close(job.party, ctx)
+
+
+def collected(jobs: Sequence[Job]) -> Replies:
+    """Return the replies of finished jobs."""
+    return Replies(
+        {job.client: job.reply for job in jobs},
+        {job.client: job.loss for job in jobs},
+        {job.client: job.seconds for job in jobs},
+    )
+
+
+def kind_of(job: Job, ctx: Context) -> tuple[Any, ...]:
+    """Return what clients of one stack must have in common: architecture and losses first, then settings and shapes."""
+    stage, party = job.stage, job.party
+    assert stage is not None and party is not None and party.info is not None
+    updates = tuple(
+        (u.losses, tuple(sorted(u.trainable.items())), u.gradients, u.project, u.training) for u in stage.all_updates()
+    )
+    data = stage.data if stage.data is not None else party.train
+    leaves, spec = tree_flatten(dict(stage.aux)) if stage.aux else ([], None)
+    return (
+        party.info.architecture,
+        updates,
+        tuple(party.models),
+        stage.training,
+        stage.epochs,
+        stage.steps,
+        stage.shuffle,
+        (tuple(data.x.shape[1:]), data.x.dtype, data.y.dtype, data.scaling),
+        tuple((name, tuple(c.shape[1:]), c.dtype) for name, c in stage.columns.items()),
+        str(spec),
+        tuple((tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves),
+        tuple(stage.draws.items()),
+    )
+
+
+def divided(group: list[Job], workers: int) -> list[list[Job]]:
+    """Cut a group into stacks: at least one for each worker, none too large; clients with equal work stay together."""
+    assert group[0].party is not None
+    size = sum(t.numel() * t.element_size() for state in group[0].party.states.values() for t in state.values())
+    largest = min(LARGEST_STACK, max(2, STACK_BYTES // max(1, size)))
+    count = max(min(workers, len(group) // 2), -(-len(group) // largest))
+    ordered = sorted(group, key=lambda job: -samples_of(job))  # a stable sort: equal clients stay in order
+    return [ordered[place * len(group) // count : (place + 1) * len(group) // count] for place in range(count)]
+
+
+def samples_of(job: Job) -> int:
+    """Return the number of samples of a job's stage."""
+    assert job.stage is not None and job.party is not None
+    return len(job.stage.data if job.stage.data is not None else job.party.train)
+
+
+def run_alone(home: InProcess, job: Job, step: Step, ctx: Context, worker: int) -> None:
+    """Run one client's stage on this worker's modules."""
+    assert job.party is not None and job.stage is not None
+    guest = Party(job.client, job.party.info, job.party.data)
+    guest.models = dict(job.party.models)  # models that are not parked belong to this client alone
+    home.seat(guest, job.party.states, worker)
+    guest.memory, guest.inbox = job.party.memory, job.party.inbox
+    job.loss = run_stage(job.stage, guest, ctx, job.name(step))
+
+
+def run_stack(home: InProcess, jobs: Sequence[Job], step: Step, ctx: Context, worker: int) -> None:
+    """Run the stages of several clients as one program and write their tensors back."""
+    tensors, write_back = stacked_states(home, jobs)
+    program = make_program(home, jobs, tensors, step, ctx, worker)
+    program.run()
+    write_back()
+    for job, member in sorted(zip(jobs, program.members, strict=True), key=lambda pair: pair[0].client):
+        job.loss = check_finite(member.losses, member.party, ctx, program.name, len(program.updates))
+
+
+def make_program(
+    home: InProcess, jobs: Sequence[Job], tensors: Tensors, step: Step, ctx: Context, worker: int
+) -> Program:
+    """Return the program of some jobs over given tensors."""
+    members, modules = [], {}
+    for job in jobs:
+        assert job.party is not None and job.stage is not None and job.party.info is not None
+        members.append(Member(job.party, job.stage, job.party.states))
+        modules = {
+            model: home.benches[worker].seats[job.party.info.architecture, model].module for model in job.party.models
+        }
+    program = Program(members, modules, tensors, ctx, jobs[0].name(step))
+    return suits(program) or program
+
+
+def stacked_states(home: InProcess, jobs: Sequence[Job]) -> tuple[Tensors, Callable[[], None]]:
+    """Return the clients' states as stacks, and what writes them back: nothing, where their rows are neighbours."""
+    tensors: Tensors = {}
+    copies: list[tuple[str, str]] = []
+    party = jobs[0].party
+    assert party is not None and party.info is not None
+    for model, state in _states(jobs[0]).items():
+        shelf = home.shelves[party.info.architecture, model]
+        parked = all(job.party is not None and job.party.parked for job in jobs)
+        rows = shelf.together([home.records[job.client].numbers[model] for job in jobs]) if parked else None
+        views = shelf.layout.stacked(rows) if rows is not None else {}
+        # `vmap` loses what BatchNorm writes into statistics that are not contiguous, so buffers are always copied.
+        buffers = {name for name, _ in party.models[model].named_buffers()}
+        tensors[model] = {}
+        for name in state:
+            if name in views and name not in buffers:
+                tensors[model][name] = views[name]
+            else:
+                tensors[model][name] = torch.stack([_states(job)[model][name] for job in jobs])
+                copies.append((model, name))
+
+    def write_back() -> None:
+        for model, name in copies:
+            for job, row in zip(jobs, tensors[model][name], strict=True):
+                _states(job)[model][name].copy_(row)
+
+    return tensors, write_back
+
+
+def obstacle(home: InProcess, group: list[Job], step: Step, ctx: Context) -> str:
+    """Return why a group cannot be stacked (empty: it can), from one step of two clients on copies."""
+    jobs = group[:2]
+    states = _states(jobs[0])
+    party = jobs[0].party
+    assert party is not None
+    apart = [model for model in party.models if model not in states]
+    if apart:
+        return f"the model '{apart[0]}' exists for this stage only"
+    for module in party.models.values():
+        if any(norm.momentum is None for norm in norms_of(module)):
+            return "a BatchNorm layer averages over all batches (momentum None)"
+        if any(isinstance(layer, nn.RNNBase) for layer in module.modules()):
+            return "recurrent layers cannot be stacked"
+    try:
+        tensors = {m: {n: torch.stack([_states(j)[m][n] for j in jobs]) for n in states[m]} for m in states}
+        program = make_program(home, jobs, tensors, step, ctx, 0)
+        if any(program.frozen.values()) and not all(program.used):
+            return "all that it could move is frozen"
+        program.run(limit=1)
+    except (RuntimeError, ValueError) as error:  # what `vmap` raises at operations that it cannot stack
+        return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    return ""
+
+
+def _states(job: Job) -> Mapping[str, dict[str, Tensor]]:
+    assert job.party is not None
+    return job.party.states

@@ -1,0 +1,101 @@
+"""Addresses, before Flower meets them: can the server listen, and does a site find a server? Flower would not say."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+
+import httpx
+
+from polyfed.flower.keys import SiteKeys
+from polyfed.flower.link import Address, LinkError
+from polyfed.flower.superlink import MARK
+
+PATIENCE = 5.0  # seconds for one answer
+PAUSE = 2.0  # seconds between two attempts
+REMIND = 30.0  # seconds between two sentences about it
+ADVICE = "check host and port, that 'polyfed serve' runs there, and that no firewall is in between"
+
+
+def check_free(address: Address) -> None:
+    """Refuse an address on which this process cannot listen."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address.host, address.port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise LinkError(f"Port {address.port} is in use: choose another one with --port.") from error
+            raise LinkError(
+                f"Cannot listen on {address} ({error.strerror}): --host is an address of this machine, and a --port "
+                "below 1024 needs special rights."
+            ) from error
+
+
+def wait_for_server(server: str, keys: SiteKeys | None, limit: float, say: Callable[[str], None]) -> None:
+    """Return as soon as a polyfed server answers; say what is there instead, at once and repeatedly.
+
+    Raises
+    ------
+    LinkError
+        When the time is over, or when trying again is of no use.
+    """
+    start = time.monotonic()
+    told, told_at = "", 0.0
+    while (found := look(server, keys)) is not None:
+        now = time.monotonic()
+        left = start + limit - now
+        if left <= 0:
+            raise LinkError(f"No polyfed server at {server} in {limit:.0f} s ({found}): {ADVICE}.")
+        if found != told or now - told_at >= REMIND:
+            told, told_at = found, now
+            say(f"No polyfed server at {server} yet ({found}); trying for {left:.0f} s more: {ADVICE}.")
+        time.sleep(min(PAUSE, left))
+
+
+def look(server: str, keys: SiteKeys | None) -> str | None:
+    """Return None if a polyfed server answers, else what is there instead, in words.
+
+    Raises
+    ------
+    LinkError
+        When what is there is not the server that our keys belong to.
+    """
+    verify = ssl.create_default_context(cafile=keys.authority) if keys else False
+    try:
+        response = httpx.get(f"{'https' if keys else 'http'}://{server}/", verify=verify, timeout=PATIENCE)
+    except httpx.HTTPError as error:
+        return _words(server, error)
+    return (
+        None if MARK in response.headers else f"something else answers there, with HTTP status {response.status_code}"
+    )
+
+
+def _words(server: str, error: httpx.HTTPError) -> str:
+    for cause in _causes(error):
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            raise LinkError(
+                f"{server} does not have the certificate that our ca.crt vouches for ({cause.verify_message}): check "
+                "the address, and that the keys in this folder belong to this federation."
+            ) from error
+        if isinstance(cause, ssl.SSLError):
+            raise LinkError(f"{server} does not speak TLS: is it the right port, and not --insecure?") from error
+        if isinstance(cause, socket.gaierror):
+            return "this host name is not known here"
+        if isinstance(cause, ConnectionRefusedError):
+            return "nothing listens on this port"
+    if isinstance(error, httpx.TimeoutException):
+        return f"no answer in {PATIENCE:.0f} s"
+    if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError):
+        return "something listens there, but does not speak as our server does; one with keys needs --keys"
+    return str(error) or type(error).__name__
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

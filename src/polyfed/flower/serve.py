@@ -1,0 +1,304 @@
+"""`polyfed serve`: wait for the sites, drive the rounds, write the run directory."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import partial
+from pathlib import Path
+
+import httpx
+import torch
+
+from polyfed.api import check_same, known_methods
+from polyfed.config import Config, Networks
+from polyfed.core.checkpoint import pack_tree, unpack_tree, write_atomic
+from polyfed.core.errors import InputError, PolyfedError, RunDirectoryError
+from polyfed.core.federation import Line
+from polyfed.core.method import Method
+from polyfed.core.needs import check_needs
+from polyfed.core.party import ClientInfo
+from polyfed.core.rundir import RunDirectory
+from polyfed.core.samples import Samples
+from polyfed.core.settings import Settings
+from polyfed.flower.backend import FlowerBackend, LiveFederation
+from polyfed.flower.codec import Head
+from polyfed.flower.describe import agree, meet, settle
+from polyfed.flower.expect import Expectations, Problem
+from polyfed.flower.gathering import FAREWELL, Gathering, Hall, Met
+from polyfed.flower.keys import ServerKeys, check_names, read_server_keys
+from polyfed.flower.link import Address, LinkError, ServerLink
+from polyfed.flower.post import Post, TooFewSites
+from polyfed.flower.reach import check_free
+from polyfed.flower.sitedata import fingerprint
+from polyfed.result import Result
+from polyfed.terminal.live import Stopped
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+Observer = Callable[[Line], None]
+Observers = Sequence[Observer] | Callable[[], Sequence[Observer]]  # a function is called when the sites are there
+
+
+@dataclass(frozen=True)
+class Hosting:
+    """How the server offers a federation.
+
+    Attributes
+    ----------
+    host, port
+        Where it listens.
+    keys
+        The folder of `polyfed keys init`; None is insecure and works on this machine only.
+    sites
+        Names of the sites where there are no keys.
+    min_sites
+        How many sites make an exchange count; None: all of them.
+    wait
+        Seconds to wait for the sites: at the start for all of them, later for enough of them.
+    deadline
+        Seconds that a site has for one exchange.
+    max_bytes
+        Of one message.
+    """
+
+    host: str = "0.0.0.0"
+    port: int = 9092
+    keys: Path | None = None
+    sites: tuple[str, ...] = ()
+    min_sites: int | None = None
+    wait: float = 120.0
+    deadline: float = 600.0
+    max_bytes: int = 1 << 30
+
+
+def serve(
+    config: Config,
+    out: Path,
+    hosting: Hosting,
+    *,
+    public: Samples | None = None,
+    public_classes: int | None = None,
+    test: Samples | None = None,
+    resume: bool = False,
+    observers: Observers = (),
+    say: Callable[[str], None] = print,
+) -> Result:
+    """Run a federation of real sites and return its result.
+
+    Raises
+    ------
+    InputError
+        When the request cannot be carried out as given.
+    TooFewSites
+        When too few sites are there; the run can be resumed.
+    """
+    method = config.method
+    if method.pools_data:
+        raise InputError(f"{method.name} puts all data in one place: it exists in simulations only.")
+    if "public" in method.requirements() and public is None:
+        raise InputError(f"{method.name} needs public data: give --public the same here and at every site.")
+    keys, sites = _check(hosting)
+    check_free(Address(hosting.host, hosting.port))
+    directory, run = start_directory(config, out, sites, resume)
+    link = ServerLink(Address(hosting.host, hosting.port), keys, out / "flower", hosting.max_bytes)
+    try:
+        link.open()
+        say(f"Listening on {link.bind}; the sites are {', '.join(sites)}.")
+        hall = Hall(link, sites, keys is not None, say)
+        post = Post(
+            grid=link.grid,
+            nodes=link.nodes,
+            seats=hall.seats,
+            names=dict(enumerate(sites)),
+            deadline=hosting.deadline,
+            min_sites=hosting.min_sites if hosting.min_sites is not None else len(sites),
+            wait=hosting.wait,
+            say=say,
+            refresh=hall.refresh,
+        )
+        given = Given(method, config.settings(), run, sites, directory, public, public_classes, test, hosting.max_bytes)
+        return lead(post, given, resume, observers, say)
+    except httpx.HTTPError as error:
+        raise LinkError(f"SuperLink does not answer any more ({error}); its log is {link.child.log}.") from error
+    finally:
+        link.close()
+        directory.close()
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a federation is about, before its sites are known."""
+
+    method: Method
+    settings: Settings
+    run: Head  # the settings that every message carries
+    sites: list[str]
+    directory: RunDirectory | None  # None keeps everything in memory
+    public: Samples | None = None
+    public_classes: int | None = None
+    test: Samples | None = None
+    max_bytes: int = 1 << 30
+
+
+def lead(
+    post: Post,
+    given: Given,
+    resume: bool = False,
+    observers: Observers = (),
+    say: Callable[[str], None] = print,
+) -> Result:
+    """Meet the sites, run the rounds, say goodbye."""
+    assert given.directory is not None
+    out = given.directory.path
+    check = partial(agree, public=fingerprint(given.public), needs_public="public" in given.method.requirements())
+    met = Gathering(post, given.run, given.sites, say, check).wait(_load_roster(out) if resume else {})
+    _save_roster(out, met)
+    clients = [given.sites.index(site) for site in met]
+    try:
+        federation, infos = convene(post, given, met, observers() if callable(observers) else observers)
+        post.members = set(infos)
+        history = federation.run(resume)
+    except PolyfedError as error:
+        if not isinstance(error, TooFewSites | Stopped):  # after these the run is resumed: the sites wait for that
+            post.tell("query.end", clients, {"kind": "end", "run": given.run, "reason": str(error)}, FAREWELL)
+        raise
+    post.tell("query.end", clients, {"kind": "end", "run": given.run, "reason": ""}, FAREWELL)
+    return _result(federation, infos, next(iter(met.values()))[0], history, given.directory)
+
+
+def convene(
+    post: Post, given: Given, met: Met, observers: Sequence[Observer]
+) -> tuple[LiveFederation, dict[int, ClientInfo]]:
+    """Check that the sites and the method fit together, and make the federation of them."""
+    method, run = given.method, given.run
+    heads = {site: head for site, (head, _) in met.items()}
+    agree(heads, fingerprint(given.public), "public" in method.requirements())
+    known = {site: meet(site, head, blob, method, run, given.max_bytes) for site, (head, blob) in met.items()}
+    infos, blueprints = settle(known, given.sites)
+    first = next(iter(heads.values()))
+    shape, classes = tuple(first["input_shape"]), first["num_classes"]
+    check_needs(method, list(infos.values()), blueprints, given.public, shape, known_methods)
+    outputs = method.outputs(classes, given.public_classes)
+    run["public_classes"] = outputs - classes or None
+    run["class_names"] = list(first["class_names"])
+    problem = Problem(classes, shape, outputs, given.public is not None)
+    expectations = Expectations(method, blueprints, problem, given.settings.seed)
+    federation = LiveFederation(
+        method,
+        FlowerBackend(post, infos, blueprints, run, expectations, given.max_bytes),
+        given.settings,
+        num_classes=classes,
+        input_shape=shape,
+        test=given.test,
+        public=given.public,
+        public_classes=run["public_classes"],
+        directory=given.directory,
+        observers=observers,
+    )
+    federation.sites = len(given.sites)
+    return federation, infos
+
+
+def _check(hosting: Hosting) -> tuple[ServerKeys | None, list[str]]:
+    """Refuse what is not safe or not possible; return keys and the sites' names."""
+    if hosting.keys is None:
+        if hosting.host not in LOOPBACK:
+            raise InputError(
+                f"Without keys a federation stays on this machine, but --host is {hosting.host}: make keys with "
+                "'polyfed keys init', or use --host 127.0.0.1 with --insecure."
+            )
+        keys, sites = None, list(hosting.sites)
+    else:
+        keys = read_server_keys(hosting.keys)
+        sites = list(keys.sites)
+    check_names(sites)
+    if not 0 < hosting.port < 1 << 16:
+        raise InputError(f"--port is a number from 1 to 65535, not {hosting.port}.")
+    if hosting.max_bytes <= 0:
+        raise InputError("--max-mb must be positive.")
+    if hosting.min_sites is not None and not 1 <= hosting.min_sites <= len(sites):
+        raise InputError(f"--min-sites is {hosting.min_sites}, but there are {len(sites)} sites.")
+    if hosting.deadline <= 0 or hosting.wait < 0:
+        raise InputError("--deadline must be positive and --wait must not be negative.")
+    return keys, sites
+
+
+def start_directory(config: Config, out: Path, sites: list[str], resume: bool) -> tuple[RunDirectory, Head]:
+    """Create or open the run directory; return it with the settings that every message carries."""
+    if resume:
+        check_same(out, config)
+        earlier = RunDirectory.read_config(out)
+        if earlier.get("sites") != sites:
+            raise RunDirectoryError(
+                f"{out} holds a federation of other sites ({', '.join(earlier.get('sites', []))}, now "
+                f"{', '.join(sites)}): use the same ones, or another --out."
+            )
+        directory, federation = RunDirectory.open(out), earlier["federation"]
+    else:
+        federation = secrets.token_hex(8)
+        directory = RunDirectory.create(out, {**config.dump(), "sites": sites, "federation": federation})
+    return directory, run_head(config.method, config.settings(), config.models, federation)
+
+
+def run_head(method: Method, settings: Settings, networks: Networks, federation: str) -> Head:
+    """Return the settings that every message carries."""
+    planned = method.plan().rounds
+    return {
+        "federation": federation,
+        "method": method.name,
+        "options": {item.name: getattr(method, item.name) for item in fields(method)},
+        "seed": settings.seed,
+        "training": asdict(settings.training),
+        "feature_dim": networks.feature_dim,
+        "feature_adapter": networks.feature_adapter,
+        "rounds": planned if planned is not None else settings.rounds,
+        "public_classes": None,
+    }
+
+
+def _save_roster(out: Path, met: Met) -> None:
+    """Keep the introductions: a resumed run must lay out the same tensors, also for a site that is away then."""
+    tree = {
+        site: {"head": head, "blob": torch.frombuffer(bytearray(blob), dtype=torch.uint8) if blob else None}
+        for site, (head, blob) in met.items()
+    }
+    write_atomic(out / "sites.safetensors", pack_tree(tree))
+
+
+def _load_roster(out: Path) -> Met:
+    path = out / "sites.safetensors"
+    if not path.is_file():
+        return {}
+    tree = unpack_tree(path.read_bytes(), str(path))
+    return {
+        site: (item["head"], b"" if item["blob"] is None else item["blob"].numpy().tobytes())
+        for site, item in tree.items()
+    }
+
+
+def _result(
+    federation: LiveFederation,
+    infos: Mapping[int, ClientInfo],
+    first: Head,
+    history: list[Line],
+    directory: RunDirectory,
+) -> Result:
+    absent = ClientInfo(-1, 0, "(did not take part)", 0)
+    ordered = [infos.get(client, absent) for client in range(federation.sites)]
+    result = Result(
+        method=federation.method.name,
+        seed=federation.settings.seed,
+        rounds=federation.rounds,
+        history=history,
+        cost=federation.meter,
+        architectures=[info.architecture for info in ordered],
+        samples=[info.samples for info in ordered],
+        server_model=federation.server.models.get("main"),
+        directory=directory.path,
+    )
+    result.parameters = [info.parameters for info in ordered]
+    result.class_names = list(first["class_names"])
+    result.server = federation.server
+    result.save(directory.path)
+    return result

@@ -1,0 +1,188 @@
+"""The same server and sites in Flower's simulation runtime (Ray), where a cluster can take part.
+
+This checks that a method runs unchanged on Flower; for speed on one machine use the in-process engines.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context as FlowerContext
+from flwr.app import Message as Letter
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from polyfed.api import own_public_classes
+from polyfed.build import ModelSpec
+from polyfed.config import Networks
+from polyfed.core.errors import InputError, PolyfedError
+from polyfed.core.federation import Federation, Line
+from polyfed.core.method import Method
+from polyfed.core.party import Blueprint
+from polyfed.data import Clients
+from polyfed.flower.codec import Head, pack, unpack
+from polyfed.flower.gathering import Gathering
+from polyfed.flower.post import Post
+from polyfed.flower.serve import Given, convene, run_head
+from polyfed.flower.site import Site, last_state
+from polyfed.flower.sitedata import SiteData
+
+START = 300.0  # seconds until all nodes must be there
+DEADLINE = 24 * 3600.0  # seconds: in a simulation everybody is waited for
+ACTIONS = (("train", "work"), ("query", "describe"), ("query", "measure"), ("query", "name"))
+
+
+def simulate(
+    federation: Federation,
+    clients: Clients,
+    models: Sequence[ModelSpec],
+    networks: Networks = Networks(),  # noqa: B008 (frozen)
+    resume: bool = False,
+) -> list[Line]:
+    """Run a prepared federation in Flower's simulation runtime, one processor for each client at work.
+
+    The sites' states are files, as in a real federation: in the run directory, so that a run can be resumed. At the end
+    the federation that was given holds what an in-process run would have left in it.
+
+    Raises
+    ------
+    InputError
+        When Ray is not installed, or the method pools data.
+    """
+    method = federation.method
+    if importlib.util.find_spec("ray") is None:
+        raise InputError("The engine 'flower' needs Ray: pip install 'polyfed[simulation]'.")
+    if method.pools_data:
+        raise InputError(f"{method.name} puts all data in one place: use another engine.")
+    from flwr.simulation import run_simulation
+
+    # The sites' states follow the checkpoint.
+    every_round = replace(federation.settings.execution, checkpoint_seconds=0.0)
+    settings = replace(federation.settings, execution=every_round)
+    directory = federation.directory
+    keep = nullcontext(str(directory.path / "sites")) if directory else tempfile.TemporaryDirectory(prefix="polyfed-")
+    with keep as folder:
+        # The folder is this run's alone, so that its seed tells it from others.
+        run = run_head(method, settings, networks, f"{settings.seed & 0xFFFFFFFF:016x}")
+        names = [f"client-{number}" for number in range(len(clients))]
+        apart = own_public_classes(clients)
+        given = Given(method, settings, run, names, directory, clients.public, apart, clients.test)
+        stage = Stage(given, federation, resume)
+        run_simulation(
+            server_app=stage.server_app(),
+            client_app=client_app(method, clients, models, Path(folder)),
+            num_supernodes=len(clients),
+            backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+        )
+        if stage.error is not None:
+            raise stage.error
+        if not federation.history:
+            raise PolyfedError("Flower's simulation ended without a result; its messages are above.")
+        states = {number: last_state(Path(folder) / str(number), run) for number in range(len(clients))}
+        federation.backend.restore({number: state for number, state in states.items() if state is not None})
+    return federation.history
+
+
+class Stage:
+    """The server as a Flower app: the round loop over Flower's grid. Flower swallows errors, so they are kept here."""
+
+    def __init__(self, given: Given, outcome: Federation, resume: bool) -> None:
+        self.given = given
+        self.outcome = outcome
+        self.resume = resume
+        self.error: BaseException | None = None
+
+    def server_app(self) -> ServerApp:
+        """Return the app."""
+        app = ServerApp()
+
+        @app.main()
+        def main(grid: Grid, context: FlowerContext) -> None:
+            try:
+                self.perform(grid)
+            except BaseException as error:
+                self.error = error
+
+        return app
+
+    def perform(self, grid: Grid) -> None:
+        """Run the rounds and hand over what they left."""
+        given = self.given
+        nodes = _all_nodes(grid, len(given.sites))
+        seats = _ask_names(grid, list(nodes), given.sites)
+        names = dict(enumerate(given.sites))
+        post = Post(grid, lambda: nodes, seats, names, DEADLINE, len(names), DEADLINE, lambda text: None)
+        met = Gathering(post, given.run, given.sites, lambda text: None).wait({})
+        federation, _ = convene(post, given, met, self.outcome.observers)
+        federation.run(self.resume)
+        self.outcome.history, self.outcome.meter = federation.history, federation.meter
+        self.outcome.server, self.outcome.ctx = federation.server, federation.ctx
+
+
+class ImaginarySite(Site):
+    """A site at which nobody sits: it has nothing to be told, and the method may be anybody's own class."""
+
+    fixed: Method
+
+    def method(self, head: Head) -> Method:
+        """Return the method that was given to the simulation."""
+        return self.fixed
+
+    def tell(self, method: Method, blueprint: Blueprint, run: Mapping[str, Any]) -> None:
+        """Say nothing."""
+
+
+def client_app(method: Method, clients: Clients, models: Sequence[ModelSpec], folder: Path) -> ClientApp:
+    """Return all sites as one Flower app; each node has its own number."""
+    app = ClientApp()
+
+    def answer(letter: Letter, context: FlowerContext) -> Letter:
+        number = int(context.node_config["partition-id"])
+        head, blob = unpack(letter.content, "the server")
+        if head.get("kind") == "name":
+            return Letter(pack({"name": f"client-{number}"}), reply_to=letter)
+        train, validation = clients.client(number)
+        data = SiteData(
+            train,
+            clients.test,
+            clients.num_classes,
+            validation,
+            clients.public,
+            own_public_classes(clients),
+            clients.class_names,
+        )
+        model = models[number % len(models)]
+        site = ImaginarySite(f"client-{number}", model, data, folder / str(number), say=lambda text: None)
+        site.fixed = method
+        return Letter(pack(*site.answer(head, blob)), reply_to=letter)
+
+    for kind, action in ACTIONS:
+        getattr(app, kind)(action)(answer)
+    return app
+
+
+def _all_nodes(grid: Any, count: int) -> dict[int, str]:
+    """Wait until Flower has set up all its imaginary nodes."""
+    end = time.monotonic() + START
+    while len(found := list(grid.get_node_ids())) < count:
+        if time.monotonic() > end:
+            raise InputError(f"Flower's simulation has {len(found)} of {count} nodes after {START:.0f} s.")
+        time.sleep(0.1)
+    return dict.fromkeys(found, "here")
+
+
+def _ask_names(grid: Any, nodes: list[int], names: list[str]) -> dict[int, int]:
+    """Find out which node is which client."""
+    letters = [Letter(pack({"kind": "name"}), node, "query.name") for node in nodes]
+    seats = {}
+    for letter in grid.send_and_receive(letters):
+        head, _ = unpack(letter.content, "a node")
+        seats[names.index(head["name"])] = letter.metadata.src_node_id
+    return seats

@@ -1,0 +1,285 @@
+"""A site's work: rebuild the party from disk, receive, work, write the state, reply.
+
+Nothing is kept in memory between two messages that a kill could lose. A state is filed under the moment after which
+it was taken, so a message that is repeated, or a server that went back to its checkpoint, finds the right earlier one.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from polyfed import methods
+from polyfed.build import ModelSpec
+from polyfed.core.checkpoint import pack_tree, read_json, read_tree, write_atomic, write_json
+from polyfed.core.errors import InputError, MessageError, PolyfedError
+from polyfed.core.evaluate import measure
+from polyfed.core.message import Message
+from polyfed.core.method import EVALUATE, Method, Step
+from polyfed.core.party import Blueprint, ClientInfo, Context, Party, PartyData, load_state
+from polyfed.core.rng import seeded
+from polyfed.core.runner import run_stage
+from polyfed.core.settings import Training
+from polyfed.core.threads import one_thread
+from polyfed.engines.inprocess import drive, receive
+from polyfed.flower.codec import Head, Parcel
+from polyfed.flower.describe import introduce, make_own_blueprint
+from polyfed.flower.expect import Problem, in_words, rehearse
+from polyfed.flower.sitedata import SiteData
+
+PHASES = ("before", "round", "after")
+Tag = tuple[int, int, int]  # phase, round, position in the phase: when a state was taken
+LAST = 1 << 30
+SERVER = "the server"
+
+
+class Site:
+    """One site: its model, its data, its state on disk."""
+
+    def __init__(
+        self,
+        name: str,
+        model: ModelSpec,
+        data: SiteData,
+        folder: Path,
+        allow: Sequence[str] = (),
+        max_bytes: int = 1 << 30,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self.name = name
+        self.model = model
+        self.data = data
+        self.folder = folder
+        self.allow = tuple(allow)
+        self.max_bytes = max_bytes
+        self.say = say
+        self.told: set[str] = set()
+        self.built: tuple[Any, Blueprint, nn.Module] | None = None
+        self.ended: str | None = None  # why the federation ended
+        self.refused: str | None = None  # why this site cannot take part
+
+    @one_thread()
+    def answer(self, head: Head, body: bytes | Parcel) -> tuple[Head, bytes]:
+        """Do what a message asks; whatever goes wrong is told to the server in one sentence, and the site lives on."""
+        try:
+            parcel = Parcel(body) if isinstance(body, bytes) else body
+            kind = head.get("kind")
+            if kind == "describe":
+                return self.describe(head)
+            if kind in ("work", "measure"):
+                self.check_classes(head["run"])
+            if kind == "work":
+                return self.work(head, parcel)
+            if kind == "measure":
+                return self.measure(head, parcel)
+            if kind == "end":
+                self.ended = str(head.get("reason", ""))[:2000]
+                if head.get("refused"):
+                    self.refused = self.refused or f"The server refused this site. {self.ended}"
+                return {"ok": True}, b""
+            raise MessageError(f"Message from {SERVER} refused: it asks for '{kind}', which does not exist.")
+        except PolyfedError as error:
+            self.say(f"Refused: {error}")
+            if isinstance(error, InputError):  # what this site was started with does not fit: people must look at it
+                self.refused = str(error)
+            return {"error": str(error)}, b""
+        except (RuntimeError, ValueError, KeyError, TypeError, IndexError, AttributeError, OSError) as error:
+            self.say(f"Failed: {type(error).__name__}: {error}")
+            if head.get("kind") == "describe":
+                self.refused = f"This site cannot introduce itself ({type(error).__name__}: {error})."
+            return {"error": f"the work failed ({type(error).__name__})"}, b""  # the site's log has the rest
+
+    # --- what a message can ask for ---
+
+    def describe(self, head: Head) -> tuple[Head, bytes]:
+        """Introduce this site; first tell the people here what will leave it."""
+        method, run = self.method(head), head["run"]
+        blueprint, _ = self.network(method, run)
+        self.tell(method, blueprint, run)
+        about, initial = introduce(method, self.model, self.data, blueprint)
+        return {"name": self.name, **about}, initial
+
+    def check_classes(self, run: Mapping[str, Any]) -> None:
+        """Refuse to work on other classes than those that the sites agreed on, as after a start with other data."""
+        agreed = run.get("class_names")
+        if agreed is not None and list(agreed) != list(self.data.classes):
+            raise InputError(
+                f"Site {self.name} has the classes [{', '.join(self.data.classes)}], but this federation agreed on "
+                f"[{', '.join(map(str, agreed))}]: join with the same data as before."
+            )
+
+    def work(self, head: Head, parcel: Parcel) -> tuple[Head, bytes]:
+        """Take part in one exchange."""
+        start = time.perf_counter()
+        tag = tag_of(head)
+        method = self.method(head)
+        party, ctx = self.open(method, head, before=tag)
+        step = Step(**{key: head["step"][key] for key in ("name", "who", "down", "up")})
+        with ctx.own_draws(f"own/{step.name}", party):
+            self.take(method, party, self.read(parcel), step, ctx)
+            reply, loss = drive(method, party, step, ctx)
+        party.inbox = Message()  # it may be as large as the reply, which is written now
+        if step.up and reply.wire_bytes() > self.max_bytes:
+            raise MessageError(f"Its reply has {reply.wire_bytes()} bytes, the limit is {self.max_bytes}.")
+        self.keep(head, tag, party)
+        self.count(head, reply.nbytes() if step.up else 0)
+        answer = reply.to_bytes() if step.up else b""
+        return {"loss": loss, "seconds": time.perf_counter() - start}, answer
+
+    def measure(self, head: Head, parcel: Parcel) -> tuple[Head, bytes]:
+        """Measure this site's model as it would be after receiving the message; nothing here changes."""
+        method = self.method(head)
+        message = self.read(parcel)
+        results = {}
+        for on, samples in (("test", self.data.test), ("validation", self.data.validation)):
+            if samples is not None and len(samples):
+                party, ctx = self.open(method, head, before=(*tag_of(head)[:2], LAST))
+                self.take(method, party, message, EVALUATE, ctx)
+                found = measure(method, party, samples, ctx)
+                results[on] = [found.accuracy, found.loss, found.samples, found.private]
+        return {"measures": results}, b""
+
+    # --- the party ---
+
+    def method(self, head: Head) -> Method:
+        """Return the method that the server names: one of this package's, and allowed here."""
+        name, options = head["run"]["method"], head["run"]["options"]
+        if not isinstance(name, str) or not isinstance(options, dict):
+            raise MessageError(f"Message from {SERVER} refused: it names no method.")
+        if self.allow and name not in self.allow:
+            raise InputError(f"Site {self.name} does not allow {name} (it allows {', '.join(self.allow)}).")
+        if name not in methods.registry() and name not in self.allow:
+            # A name with a colon would import code here: only the site itself may ask for that.
+            raise InputError(f"Site {self.name} does not know the method '{name[:60]}'.")
+        return methods.make(name, options)
+
+    def network(self, method: Method, run: Mapping[str, Any]) -> tuple[Blueprint, nn.Module]:
+        """Return this site's blueprint and network, built once for a federation."""
+        key = (run["federation"], run["seed"], run["feature_dim"], run["feature_adapter"])
+        if self.built is None or self.built[0] != key:
+            blueprint = make_own_blueprint(method, self.model, self.data, run)
+            assert blueprint.build is not None
+            self.built = (key, blueprint, blueprint.build())
+        return self.built[1], self.built[2]
+
+    def open(self, method: Method, head: Head, before: Tag) -> tuple[Party, Context]:
+        """Rebuild the party as it was before the given moment."""
+        run = head["run"]
+        blueprint, module = self.network(method, run)
+        info = ClientInfo(int(head["id"]), len(self.data.train), str(head["architecture"]), blueprint.parameters)
+        ctx = Context(
+            seed=run["seed"],
+            round=int(head["round"]),
+            rounds=int(run["rounds"]),
+            training=Training(**{f.name: run["training"][f.name] for f in fields(Training)}),
+            num_classes=self.data.num_classes,
+            input_shape=self.data.input_shape,
+            clients=int(head["clients"]),
+            public_classes=run["public_classes"],
+            phase=head["phase"],
+            participants=tuple(head["participants"]),
+            blueprints={info.architecture: blueprint},
+        )
+        ctx.run_stage = lambda stage, party, name: run_stage(stage, party, ctx, name)
+        party = Party(info.id, info, PartyData(self.data.train, self.data.validation, self.data.public))
+        load_state(module, blueprint.initial)
+        party.models["main"] = module
+        with torch.no_grad(), seeded(ctx.seed, "own/setup"):
+            method.setup_client(party, ctx)
+        found = [tag for tag in self.tags(head) if tag < before]
+        if found:
+            tree = read_tree(self.path(head, max(found)))
+            for model, state in tree["models"].items():
+                load_state(party.models[model], state)
+            party.memory = tree["memory"]
+        return party, ctx
+
+    def read(self, parcel: Parcel) -> Message:
+        """Read what came with a message."""
+        blob = parcel.take()
+        return Message.from_bytes(blob, self.max_bytes, SERVER) if blob else Message()
+
+    def take(self, method: Method, party: Party, message: Message, step: Step, ctx: Context) -> None:
+        """Receive a message from the server, once it is sure that it fits."""
+        for model in message.params.keys() & party.models.keys():
+            own = party.models[model].state_dict()
+            for name, tensor in message.params[model].items():
+                if name not in own or own[name].shape != tensor.shape or own[name].dtype != tensor.dtype:
+                    raise MessageError(f"Message from {SERVER} refused: '{name[:100]}' does not fit our network.")
+        receive(method, party, message, step, ctx)
+
+    # --- the disk ---
+
+    def home(self, head: Head) -> Path:
+        """Return the folder of this federation's states."""
+        federation = head["run"]["federation"]
+        if not isinstance(federation, str) or not re.fullmatch(r"[0-9a-f]{8,64}", federation):
+            raise MessageError(f"Message from {SERVER} refused: it names no federation.")
+        return self.folder / federation
+
+    def path(self, head: Head, tag: Tag) -> Path:
+        """Return the file of a state."""
+        return self.home(head) / ("state-" + "-".join(map(str, tag)) + ".safetensors")
+
+    def tags(self, head: Head) -> list[Tag]:
+        """Return the moments whose states are on disk."""
+        return sorted(_tag(path) for path in self.home(head).glob("state-*.safetensors"))
+
+    def keep(self, head: Head, tag: Tag, party: Party) -> None:
+        """Write the state, then forget what no repetition can ask for: all but this phase and the last state before."""
+        models = {name: dict(module.state_dict()) for name, module in party.models.items()}
+        write_atomic(self.path(head, tag), pack_tree({"models": models, "memory": party.memory}))
+        known = self.tags(head)
+        earlier = [other for other in known if other[:2] < tag[:2]]
+        kept = {max(earlier, default=tag), *(other for other in known if other[:2] == tag[:2] and other <= tag)}
+        for other in known:
+            if other not in kept:
+                self.path(head, other).unlink()
+
+    def count(self, head: Head, payload: int) -> None:
+        """Add to the bytes that this site sent out in this federation."""
+        write_json(self.home(head) / "sent.json", {"bytes": self.sent(head) + payload})
+
+    def sent(self, head: Head) -> int:
+        """Return the payload bytes that this site sent out in this federation."""
+        path = self.home(head) / "sent.json"
+        return int(read_json(path)["bytes"]) if path.is_file() else 0
+
+    # --- people ---
+
+    def tell(self, method: Method, blueprint: Blueprint, run: Mapping[str, Any]) -> None:
+        """Say once what a federation will carry out of this site, before anything is."""
+        if run["federation"] in self.told:
+            return
+        self.told.add(run["federation"])
+        options = ", ".join(f"{key}={value}" for key, value in run["options"].items())
+        self.say(f"The server runs {method.name}{f' ({options})' if options else ''} for {run['rounds']} rounds.")
+        self.say(f"What leaves this site: {method.sends}.")
+        shape, outputs = self.data.input_shape, blueprint.num_classes
+        problem = Problem(self.data.num_classes, shape, outputs, self.data.public is not None)
+        for line in in_words(rehearse(method, blueprint, problem, run["seed"]), self.data.num_classes):
+            self.say(f"  {line}")
+        self.say(f"{'Model weights are' if method.shares else 'No weights are'} among it; your samples stay here.")
+
+
+def tag_of(head: Head) -> Tag:
+    """Return the moment of an exchange."""
+    return PHASES.index(head["phase"]), int(head["round"]), int(head["position"])
+
+
+def last_state(folder: Path, run: Mapping[str, Any]) -> Any:
+    """Return the newest state that a site has kept in its folder, or None."""
+    paths = sorted((folder / run["federation"]).glob("state-*.safetensors"), key=_tag)
+    return read_tree(paths[-1]) if paths else None
+
+
+def _tag(path: Path) -> Tag:
+    phase, number, position = path.stem.removeprefix("state-").split("-")
+    return int(phase), int(number), int(position)

@@ -1,0 +1,240 @@
+"""A site's own model and data: named by the site, imported at the site, never sent anywhere."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from polyfed.build import ModelSpec, label_of, make_blueprint
+from polyfed.core.errors import InputError, PolyfedError, unknown
+from polyfed.core.samples import Samples
+from polyfed.data import Clients, Dataset, load
+from polyfed.data.objects import part_of
+from polyfed.data.split import split
+from polyfed.models import names
+
+LOG = Path("polyfed-error.log")  # the traceback of an exception in a party's own code
+PACKAGE = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class SiteData:
+    """What one site holds.
+
+    Attributes
+    ----------
+    train, test, validation
+        Its own samples. `test` measures the site's model; it never leaves the site either.
+    public
+        Samples that all sites and the server have (methods that need them say so), the same in the same order.
+    num_classes, class_names
+        The classes, the same at all sites and in the same order. Without names they are called 0, 1, 2, ...
+    public_classes
+        Set where the public samples have labels of their own, apart from the sites' classes.
+    """
+
+    train: Samples
+    test: Samples
+    num_classes: int
+    validation: Samples | None = None
+    public: Samples | None = None
+    public_classes: int | None = None
+    class_names: tuple[str, ...] = ()
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        return tuple(self.train.x.shape[1:])
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes; numbers where none were given."""
+        return tuple(self.class_names) or tuple(str(number) for number in range(self.num_classes))
+
+
+@contextmanager
+def own_code(what: str) -> Iterator[None]:
+    """Turn an exception in a party's own code into one sentence, and keep the traceback in a file.
+
+    Raises
+    ------
+    InputError
+        Naming `what`, the error, and the line of the party's own code where it happened.
+    """
+    try:
+        yield
+    except PolyfedError:
+        raise
+    except Exception as error:
+        place, kept = _place(error), ""
+        with suppress(OSError):
+            LOG.write_text("".join(traceback.format_exception(error)))
+            kept = f" The whole traceback is in {LOG}."
+        raise InputError(f"{what} failed with {type(error).__name__}: {error}{place}.{kept}") from error
+
+
+def _place(error: Exception) -> str:
+    """Return file and line of the innermost call in somebody's own code: neither ours nor installed."""
+    if isinstance(error, SyntaxError):
+        return ""  # its words name file and line
+    installed = (str(PACKAGE), *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")), "<")
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(installed)]
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+
+
+def imported(name: str, option: str) -> Any:
+    """Import `package.module:attribute`; the current folder counts, as with `python -m`.
+
+    Raises
+    ------
+    InputError
+        Naming the option and what is wrong.
+    """
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise InputError(f"{option} {name} names nothing to import: write package.module:function.")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    with own_code(f"{option} {name}"):
+        try:
+            found = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            raise InputError(f"{option} {name} cannot be imported: {error}.") from error
+    if not hasattr(found, attribute):
+        raise InputError(f"{option} {name} cannot be imported: module '{module}' has no attribute '{attribute}'.")
+    return getattr(found, attribute)
+
+
+def read_model(name: str) -> ModelSpec:
+    """Return a model of the zoo by its string, or what the site's own code offers under `package.module:name`."""
+    start = name.split(":")[0].split("@")[0]
+    if start in names() or start.split("-")[0] in names():
+        return name
+    if ":" not in name or not all(part.isidentifier() for part in name.partition(":")[2].split(".")):
+        raise unknown("model", start, names())
+    found: ModelSpec = imported(name, "--model")
+    if not callable(found):
+        raise InputError(f"--model {name} is a {type(found).__name__}: name a function or class that makes a network.")
+    return found
+
+
+def try_model(name: str, model: ModelSpec, data: SiteData) -> None:
+    """Build a site's network once, before the server is asked: what is wrong with it is said at once."""
+    if data.public_classes is None:  # else only the method knows how many outputs it needs
+        with own_code(f"--model {name}"):
+            make_blueprint(model, label_of(model), data.input_shape, data.num_classes, 0, None, "linear")
+
+
+def read_data(name: str, public: str | None = None) -> SiteData:
+    """Return a site's data from its own function `package.module:name`, or a data set by name.
+
+    The function returns `SiteData`, a `Dataset`, `Clients` with one client, or a table with `train`, `test` and
+    perhaps `validation`, `public`, `num_classes` and `class_names`, whose parts may be pairs of arrays.
+    """
+    given = imported(name, "--data") if ":" in name else load(name)
+    with own_code(f"--data {name}"):
+        given = given() if callable(given) and not isinstance(given, Dataset) else given
+        data = as_site_data(given)
+    check_data(data)
+    return data if public is None else replace(data, public=read_public(public))
+
+
+def check_data(data: SiteData) -> None:
+    """Refuse data that cannot be trained on: no samples, or labels that are none of the classes."""
+    if not len(data.train):
+        raise InputError("--data gives no training samples.")
+    for part, samples in (("training", data.train), ("test", data.test), ("validation", data.validation)):
+        if samples is None or not len(samples):
+            continue
+        labels = samples.labels()
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= data.num_classes:
+            raise InputError(
+                f"--data gives {part} labels from {low} to {high}, but num_classes is {data.num_classes}: "
+                f"number the classes from 0 to {data.num_classes - 1}."
+            )
+    if len(set(data.classes)) != data.num_classes or len(data.classes) != data.num_classes:
+        raise InputError(
+            f"--data gives {len(data.classes)} class names ({', '.join(map(str, data.classes))}), but num_classes is "
+            f"{data.num_classes}: name every class once."
+        )
+
+
+def as_site_data(given: Any) -> SiteData:
+    """Turn what a site's function returned into `SiteData`."""
+    if isinstance(given, SiteData):
+        return given
+    if isinstance(given, Dataset):
+        return SiteData(given.train, given.test, given.num_classes, class_names=given.class_names)
+    if isinstance(given, dict) and {"train", "test"} <= given.keys():
+        options: dict[str, Any] = {key: given.get(key) for key in ("num_classes", "class_names", "public")}
+        data = as_site_data(Clients.from_parts([given["train"]], test=given["test"], **options))
+        if given.get("validation") is None:
+            return data
+        part = part_of(given["validation"])
+        labels = _numbers(np.asarray(part.labels), data.classes)
+        return replace(data, validation=Samples(part.inputs, torch.from_numpy(labels), None, data.train.scaling))
+    if isinstance(given, Clients):
+        if len(given) != 1:
+            raise InputError(f"A site is one client, but its data has {len(given)}: return the site's own part.")
+        return SiteData(
+            given.train[0],
+            given.test,
+            given.num_classes,
+            given.validation[0],
+            given.public,
+            given.public_classes,
+            given.class_names,
+        )
+    raise InputError(
+        f"The --data function returned a {type(given).__name__}: return polyfed.flower.sitedata.SiteData, a "
+        "Dataset, or a table with 'train' and 'test'."
+    )
+
+
+def _numbers(labels: np.ndarray, classes: tuple[str, ...]) -> np.ndarray:
+    """Return labels as numbers, where they are words."""
+    if labels.dtype.kind not in "OUS":
+        return labels
+    strange = sorted(set(labels.astype(str)) - set(classes))
+    if strange:
+        raise InputError(f"Label '{strange[0]}' of the validation samples is not one of the classes {classes}.")
+    return np.array([classes.index(label) for label in labels.astype(str)])
+
+
+def read_public(name: str) -> Samples:
+    """Return public samples: a data set `NAME:N`, or what `package.module:function` returns."""
+    start, _, rest = name.partition(":")
+    if rest and not rest.isdigit():
+        found = imported(name, "--public")
+        with own_code(f"--public {name}"):
+            found = found() if callable(found) else found
+            if isinstance(found, Samples):
+                return found
+            part = part_of(found)
+            return Samples(part.inputs, torch.from_numpy(np.asarray(part.labels)))
+    samples = split(load(start), clients=1, public=int(rest) if rest else 0.5, seed=0).public
+    assert samples is not None
+    return samples
+
+
+def fingerprint(samples: Samples | None) -> str | None:
+    """Return a checksum by which parties find out that they hold the same public samples."""
+    if samples is None:
+        return None
+    digest = hashlib.sha256(repr((samples.scaling, tuple(samples.x.shape[1:]))).encode())
+    for tensor in (samples.x[samples.rows()], samples.labels()):
+        digest.update(f"{tensor.dtype}".encode())
+        digest.update(tensor.contiguous().numpy().data)
+    return digest.hexdigest()

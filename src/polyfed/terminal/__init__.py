@@ -1,0 +1,1 @@
+"""What a terminal shows of a run: the live view, tables, and trackers for other programs."""

@@ -1,0 +1,289 @@
+"""The terminal view of a long run: what is done, how good it is, what it cost, how long it will take.
+
+On a terminal a few lines are redrawn in place (they fit any width and survive resizing); elsewhere there is one plain
+line a round. Ctrl-C lets the round finish, saves a checkpoint, and stops; a second one stops at once.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from polyfed.core.errors import PolyfedError
+from polyfed.terminal.tables import Progress, amount, percent, say
+
+BLOCKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"  # one eighth to full
+SECONDS = 0.25  # between two redraws
+
+
+class Stopped(PolyfedError):
+    """The user stopped the run; what was done is saved where there is a directory."""
+
+
+def sparkline(values: list[float], width: int) -> str:
+    """Return values as small bars from the lowest to the highest, the latest at the right.
+
+    Examples
+    --------
+    >>> len(sparkline([0.1, 0.5, 0.9], 10))
+    3
+    """
+    shown = values[-width:] if width > 0 else []
+    if not shown:
+        return ""
+    low, high = min(shown), max(shown)
+    if high == low:
+        return BLOCKS[0] * len(shown)
+    return "".join(BLOCKS[round((value - low) / (high - low) * (len(BLOCKS) - 1))] for value in shown)
+
+
+def duration(seconds: float) -> str:
+    """Return a time for people: 45 s, 3 min 20 s, 2 h 05 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+class View:
+    """What is known about the run that is going on; drawn anew at every refresh."""
+
+    def __init__(
+        self,
+        rounds: int,
+        label: str,
+        clock: Callable[[], float] = time.perf_counter,
+        stopper: Stopper | None = None,
+        names: Sequence[str] = (),
+    ) -> None:
+        self.rounds = rounds
+        self.label = label
+        self.names = names  # of the clients, where they have any
+        self.clock = clock
+        self.start = clock()
+        self.first: tuple[int, float] | None = None  # round and time of the first line: a resumed run starts late
+        self.done = 0
+        self.last = self.start
+        self.means: list[float] = []
+        self.latest: dict[str, Any] = {}
+        self.bytes = [0, 0]
+        self.stopper = stopper
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Take in the line of a finished round."""
+        self.last = self.clock()
+        self.done = line["round"]
+        self.first = self.first or (line["round"], self.last)
+        self.bytes[0] += line["bytes_up"]
+        self.bytes[1] += line["bytes_down"]
+        if "accuracy" in line:
+            self.latest = line["accuracy"]
+            self.means.append(line["accuracy"]["mean"])
+
+    def left(self) -> float | None:
+        """Return the seconds until the end, from the pace so far (None: not known yet)."""
+        if self.first is None or self.done <= 0:
+            return None
+        rounds, since = self.done - self.first[0] + 1, self.last - self.start
+        pace = since / max(1, rounds)
+        return max(0.0, pace * (self.rounds - self.done) - (self.clock() - self.last))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw for the width that the terminal has now."""
+        width = options.max_width
+        share = self.done / self.rounds if self.rounds else 0.0
+        cells = max(4, min(40, width - 46))
+        bar = Text("\u2501" * round(cells * share), style="cyan") + Text(
+            "\u2501" * (cells - round(cells * share)), style="bright_black"
+        )
+        left = self.left()
+        head = Text.assemble((self.label, "bold"), f"  round {self.done}/{self.rounds}  ", bar)
+        head.append(f"  {duration(left)} left" if left is not None else "  starting")
+        if self.stopper is not None and self.stopper.asked:
+            head.append("  stopping after this round", style="yellow")
+        head.truncate(width, overflow="ellipsis")
+        yield head
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="bright_black", no_wrap=True, min_width=8)
+        grid.add_column(no_wrap=True, overflow="ellipsis")
+        if self.means:
+            values = self.latest.get("per_client") or [self.latest["mean"]]
+            who = self.latest.get("clients", range(len(values)))  # some may have been away
+            names = [self.names[client] if self.names else f"client {client}" for client in who]
+            best, worst = names[values.index(max(values))], names[values.index(min(values))]
+            line = Text(f"{percent(self.latest['mean'])} %  ")
+            line.append(sparkline(self.means, max(0, min(40, width - 24))), style="cyan")
+            grid.add_row("accuracy", line)
+            shown = f"best {percent(max(values))} % ({best})  worst {percent(min(values))} % ({worst})"
+            if self.latest.get("global") is not None:
+                shown += f"  global {percent(self.latest['global'])} %"
+            grid.add_row("clients", Text(shown))  # names of sites are no markup
+        grid.add_row("bytes", f"sent {amount(self.bytes[0])}  received {amount(self.bytes[1])}")
+        yield grid
+
+
+class LiveProgress:
+    """An observer of a run that redraws a view on a terminal, and prints plain lines elsewhere."""
+
+    def __init__(
+        self,
+        console: Console,
+        rounds: int,
+        label: str,
+        stopper: Stopper | None = None,
+        names: Sequence[str] = (),
+    ) -> None:
+        self.view = View(rounds, label, stopper=stopper, names=names)
+        self.live: Live | None = None
+        self.plain = Progress(console, rounds, label)
+        if console.is_terminal and not console.is_dumb_terminal and not console.quiet:
+            self.live = Live(self.view, console=console, refresh_per_second=1 / SECONDS, transient=False)
+            self.live.start(refresh=True)
+
+    def close(self) -> None:
+        """Stop redrawing; the last state stays on the screen."""
+        if self.live is not None:
+            self.live.stop()
+
+    def __call__(self, line: dict[str, Any]) -> None:
+        """Show a finished round."""
+        if self.live is None:
+            self.plain(line)
+            return
+        self.view.add(line)
+        self.live.refresh()
+
+
+class Stopper:
+    """Turns Ctrl-C into a stop at the next checkpoint: an observer that raises after the round was saved."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.running = False  # before a run has begun there is nothing to finish
+        self.asked = False
+
+    def __call__(self, line: dict[str, Any]) -> None:
+        """Stop here if somebody asked to."""
+        if self.asked:
+            raise Stopped(f"Stopped after round {line['round']}.")
+
+    def request(self, number: int, frame: FrameType | None) -> None:
+        """Answer the first Ctrl-C; the second one interrupts at once."""
+        if self.asked or not self.running:
+            raise KeyboardInterrupt
+        self.asked = True
+        if self.console.is_terminal:  # the view says it; printing from here could meet a redraw half done
+            return
+        say(self.console, "Stopping after this round (Ctrl-C again: at once) ...")
+
+
+@contextmanager
+def stoppable(console: Console) -> Iterator[Stopper]:
+    """Let Ctrl-C stop a run cleanly inside the block."""
+    stopper = Stopper(console)
+    try:
+        earlier = signal.signal(signal.SIGINT, stopper.request)
+    except ValueError:  # not the main thread: signals stay as they are
+        yield stopper
+        return
+    try:
+        yield stopper
+    finally:
+        signal.signal(signal.SIGINT, earlier)
+
+
+@contextmanager
+def showing(wanted: bool | None, rounds: int, label: str) -> Iterator[list[Callable[[dict[str, Any]], None]]]:
+    """Show a run that Python code starts inside the block on the error stream.
+
+    Parameters
+    ----------
+    wanted
+        None: only where the error stream is a terminal, and in a notebook (there as plain lines).
+    rounds, label
+        Of the run.
+
+    Yields
+    ------
+    list
+        The observers of the run: none where nothing is shown.
+    """
+    notebook = Console().is_jupyter
+    if wanted is None:
+        wanted = notebook or (sys.stderr is not None and sys.stderr.isatty())
+    if not wanted:
+        yield []
+        return
+    view = LiveProgress(Console(stderr=True, force_jupyter=False), rounds, label)
+    try:
+        yield [view]
+    finally:
+        view.close()
+
+
+Watch = Callable[[str, int, Mapping[str, Any]], list[Callable[[dict[str, Any]], None]]]
+
+
+@contextmanager
+def watching(console: Console, log: Sequence[str], out: Path | None, again: str | None) -> Iterator[Watch]:
+    """Show the runs started inside the block, send them to trackers, and let Ctrl-C stop them cleanly.
+
+    Parameters
+    ----------
+    console
+        Where progress goes.
+    log
+        Names of trackers.
+    out
+        Directory of the run; trackers write below it (`log`), or below `runs/log` where there is none.
+    again
+        How to go on after a stop; None: nothing is kept.
+
+    Yields
+    ------
+    Watch
+        Call it with label, rounds and configuration of a run that starts: it returns the observers of that run.
+    """
+    from polyfed.terminal.trackers import check, make
+
+    for kind in log:
+        check(kind)
+    opened: list[Any] = []
+    folder = out / "log" if out else Path("runs") / "log"
+
+    def close() -> None:
+        while opened:
+            opened.pop().close()
+
+    with stoppable(console) as stopper:
+
+        def watch(label: str, rounds: int, config: Mapping[str, Any]) -> list[Callable[[dict[str, Any]], None]]:
+            close()
+            view = LiveProgress(console, rounds, label, stopper, config.get("sites", ()))
+            stopper.running = True
+            opened.append(view)
+            for kind in log:
+                opened.append(make(kind, folder, label, config))
+            return [*opened, stopper]
+
+        try:
+            yield watch
+        except Stopped as stopped:
+            close()
+            kept = f" Go on with {again}." if again else " Nothing is kept: use --out DIR to be able to go on."
+            raise Stopped(f"{stopped}{kept}") from None
+        finally:
+            close()
