@@ -12,9 +12,10 @@ from torch import nn
 import polyfed as pf
 from polyfed.api import prepare
 from polyfed.compare import compare
-from polyfed.config import Networks, experiment
+from polyfed.config import Networks
 from polyfed.core.errors import InputError, PolyfedError
 from polyfed.core.settings import Settings
+from polyfed.experiment import experiment
 
 sys.path.insert(0, str(Path(__file__).parent / "contract"))
 from table import synthetic

@@ -13,21 +13,11 @@ import polyfed as pf
 from polyfed import methods
 from polyfed.api import described, execute
 from polyfed.compare import compare
-from polyfed.config import (
-    OPTIONS,
-    SECTIONS,
-    SHORT,
-    Config,
-    command,
-    differences,
-    experiment,
-    method_words,
-    read_experiment,
-    short_names,
-)
+from polyfed.config import SECTIONS, SHORT, Config, differences, short_names
 from polyfed.core.errors import InputError, RunDirectoryError
 from polyfed.core.fields import in_words, meanings, types_of
 from polyfed.core.lock import Lock
+from polyfed.experiment import OPTIONS, command, experiment, method_words, read_experiment
 from test_cli import SMALL, polyfed, refused
 
 # One value for every setting that is not its default.

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from polyfed.config import experiment, read_experiment
+from polyfed.experiment import experiment, read_experiment
 
 FILES = sorted((Path(__file__).parents[1] / "experiments").rglob("*.toml"))
 

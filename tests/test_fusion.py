@@ -354,7 +354,9 @@ def test_the_distillation_loss_is_the_divergence_of_the_student_from_its_teacher
 
 def test_temperature_is_two_with_data_and_twenty_without_unless_given(x, monkeypatch):
     seen = []
-    monkeypatch.setattr("polyfed.fusion.distill.train_alone", lambda student, stage, *_: seen.append(stage.aux["temperature"]))
+    monkeypatch.setattr(
+        "polyfed.fusion.distill.train_alone", lambda student, stage, *_: seen.append(stage.aux["temperature"])
+    )
     quick = {"impressions": 1, "impression_steps": 1}
     for public, temperature in ((x, None), (None, None), (x, 5.0), (None, 5.0)):
         options = Distillation(temperature=temperature, **quick)

@@ -12,9 +12,9 @@ from pathlib import Path
 from torch import Tensor, nn
 
 import polyfed as pf
-from polyfed.flower.sitedata import SiteData
 from polyfed.core.samples import Samples
 from polyfed.data import Clients
+from polyfed.flower.sitedata import SiteData
 
 HOSPITALS = ["north", "south", "west"]
 XRAYS = (Path(os.environ.get("POLYFED_DATA", "/nonexistent")) / "pneumoniamnist").is_dir()

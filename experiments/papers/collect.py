@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean, pstdev, stdev
 from typing import Any
 
-from polyfed.compare import interval
+from polyfed.ops.estimate import Estimate, estimate
 
 Values = dict[str, float]  # quantity -> value of one run
 Runs = dict[str, dict[str, Values]]  # label -> seed -> values
@@ -74,7 +74,8 @@ def table(runs: Runs) -> list[str]:
         cells = []
         for name in names:
             values = [found[name] for found in seeds.values() if name in found]
-            mean, half = interval(values) if values else (0.0, 0.0)
+            found = estimate(values) or Estimate(0.0)
+            mean, half = found.mean, found.half or 0.0
             if name in ("kB up", "seconds"):
                 cells.append(f"{mean:.0f}")
             else:
@@ -91,7 +92,9 @@ def differences(runs: Runs, against: str, quantity: str) -> list[str]:
         gaps = [seeds[seed][quantity] - runs[against][seed][quantity] for seed in common]
         if label == against or len(gaps) < 2:
             continue
-        mean, half = interval(gaps)
+        found = estimate(gaps)
+        assert found is not None and found.half is not None
+        mean, half = found.mean, found.half
         error = stdev(gaps) / sqrt(len(gaps))
         word = "not resolved" if abs(mean) <= error else "confirmed" if abs(mean) > half else "direction only"
         lines.append(f"- {label} - {against}, {quantity}: {100 * mean:+.1f} ± {100 * half:.1f} ({word})")

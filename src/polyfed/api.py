@@ -12,7 +12,7 @@ from torch import nn
 from polyfed import methods
 from polyfed.arguments import as_method, as_models, check_arguments
 from polyfed.build import ModelSpec, label_of, make_parties, pool
-from polyfed.config import Config, Data, Networks, differences
+from polyfed.config import Config, Data, Networks, check_same, read_config
 from polyfed.core.errors import InputError, RunDirectoryError
 from polyfed.core.federation import Federation, Line, few
 from polyfed.core.method import EVALUATE, Method
@@ -216,11 +216,11 @@ def prepare(
     """
     device = chosen_device(settings.execution.device)
     settings = replace(settings, execution=replace(settings.execution, device=device))
-    outputs = method.outputs(clients.num_classes, own_public_classes(clients))
+    outputs = method.outputs(clients.num_classes, clients.own_public_classes())
     infos, data, blueprints = make_parties(
         method, clients, models, outputs, settings.seed, networks.feature_dim, networks.feature_adapter
     )
-    check_needs(method, infos, blueprints, clients.public, clients.input_shape, known_methods)
+    check_needs(method, infos, blueprints, clients.public, clients.input_shape, methods.candidates)
     parties, holdings = pool(infos, data) if method.pools_data else (infos, data)
     engine = settings.execution.engine
     federation = Federation(
@@ -267,21 +267,6 @@ def resume(out: str | Path, observers: Sequence[Observer] = (), progress: bool |
     return execute(config, out=out, resume=True, observers=observers, progress=progress)
 
 
-def read_config(out: str | Path) -> Config:
-    """Return the configuration of a run directory.
-
-    Raises
-    ------
-    RunDirectoryError
-        When there is none, or it is damaged or from another version.
-    """
-    found = RunDirectory.read_config(Path(out))
-    try:
-        return Config.load(found)
-    except (InputError, KeyError, TypeError) as error:
-        raise RunDirectoryError(f"The configuration in {out} cannot be used: {error}") from error
-
-
 def described(model: ModelSpec) -> str:
     """Return a model string, or what tells a class, function or module from another in any process."""
     if isinstance(model, str):
@@ -290,17 +275,6 @@ def described(model: ModelSpec) -> str:
         shapes = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in model.state_dict().items()]
         return f"{label_of(model)}#{hashlib.sha256(f'{model!r}|{shapes}'.encode()).hexdigest()[:12]}"
     return f"{getattr(model, '__module__', '')}:{getattr(model, '__qualname__', type(model).__name__)}"
-
-
-def known_methods() -> list[Method]:
-    """Return all methods that need no arguments: candidates to name when one does not fit."""
-    return [kind() for kind in methods.registry().values() if not kind.pools_data]
-
-
-def own_public_classes(clients: Clients) -> int | None:
-    """Return the number of public classes when public labels are not the clients' own."""
-    held_out = isinstance(clients.recipe.get("public"), int | float)
-    return None if held_out else clients.public_classes
 
 
 def _directory(out: str | Path | None, config: Config, resume: bool) -> RunDirectory | None:
@@ -312,18 +286,3 @@ def _directory(out: str | Path | None, config: Config, resume: bool) -> RunDirec
         return RunDirectory.create(Path(out), config.dump())
     check_same(out, config)
     return RunDirectory.open(Path(out))
-
-
-def check_same(out: str | Path, config: Config) -> None:
-    """Refuse a directory that holds a run with other settings.
-
-    Raises
-    ------
-    RunDirectoryError
-        Naming every setting that differs.
-    """
-    found = differences(read_config(out), config)
-    if found:
-        raise RunDirectoryError(
-            f"{out} holds a run with other settings ({'; '.join(found)}): use the same ones, or another --out."
-        )

@@ -9,15 +9,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
-from polyfed.api import check_same, execute, prepare
-from polyfed.config import Config, Experiment
+from polyfed.api import execute, prepare
+from polyfed.config import Config, check_same
 from polyfed.core.checkpoint import read_json, write_json
 from polyfed.core.cost import DOWN, UP
 from polyfed.core.errors import InputError
 from polyfed.core.lock import Lock
 from polyfed.data import Clients
+from polyfed.experiment import Experiment
 
 REFERENCE = "local"
 
@@ -37,17 +36,6 @@ class Row:
     wire_down: float
     seconds: float
     took_part: list[float]  # mean over clients that took part in a round, by seed (empty: all clients did)
-
-
-def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
-    """Return mean and half width of the t confidence interval over seeds (0 for a single one)."""
-    mean = fmean(values)
-    if len(values) < 2:
-        return mean, 0.0
-    from scipy import stats  # type: ignore[import-untyped]  # takes longer to import than a first round
-
-    half = stats.t.ppf((1 + level) / 2, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
-    return mean, float(half)
 
 
 def compare(

@@ -7,14 +7,12 @@ when their configurations are equal, and `differences` names what is not.
 from __future__ import annotations
 
 import json
-import shlex
-import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from polyfed.core.errors import InputError, unknown
+from polyfed.core.errors import InputError, RunDirectoryError, unknown
 from polyfed.core.fields import AtLeastOne, PartShare, check_fields
 from polyfed.core.settings import Evaluation, Execution, Participation, Settings, Training
 
@@ -216,7 +214,7 @@ class Config:
 
         options = dict(dumped["method"])
         method = methods.make(options.pop("name"), options)
-        parts = {key: kind(**_known(key, kind, dumped.get(key, {}))) for key, kind in SECTIONS.items()}
+        parts = {key: kind(**known_fields(key, kind, dumped.get(key, {}))) for key, kind in SECTIONS.items()}
         plain = {key: dumped[key] for key in ("rounds", "seed", "label", "script", "fingerprint") if key in dumped}
         return Config(method=method, **plain, **parts)
 
@@ -272,98 +270,8 @@ def _flat(tree: Mapping[str, Any], start: str = "") -> dict[str, Any]:
     return found
 
 
-# --- several runs: an experiment file ---
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """What a TOML file or the options of a command describe: a run, and perhaps several methods and seeds.
-
-    Attributes
-    ----------
-    base
-        The run; a comparison varies its method and seed.
-    methods
-        Label -> hyper-parameters; the key `method` names the method of a variant.
-    compare
-        Labels that `polyfed compare` runs when --methods is not given.
-    seeds
-        How many seeds a comparison takes.
-    """
-
-    base: Config
-    methods: dict[str, dict[str, Any]] = field(default_factory=dict)
-    compare: tuple[str, ...] = ()
-    seeds: AtLeastOne = 3
-
-    def __post_init__(self) -> None:
-        check_fields(self, "experiment")
-
-    def config(self, label: str | None = None, seed: int | None = None) -> Config:
-        """Return the configuration of one method of the experiment with one seed."""
-        label = label or self.base.label
-        method = _make(label, self.methods, {})
-        return replace(self.base, method=method, label=label, seed=self.base.seed if seed is None else seed)
-
-    def dump(self) -> dict[str, Any]:
-        """Return everything for `comparison.json`."""
-        return {**self.base.dump(), "methods": self.methods, "compare": list(self.compare), "seeds": self.seeds}
-
-
-KEYS = ("method", "methods", "compare", "seeds")  # of an experiment, beside the settings
-
-
-def experiment(labels: Sequence[str] | None = None, **values: Any) -> Experiment:
-    """Build an experiment from settings by short or full name; sections may be tables.
-
-    Parameters
-    ----------
-    labels
-        The methods that will run, where they are not those of `compare`.
-    values
-        `method`, `methods`, `compare`, `seeds` and any setting: `lr=0.1` is `training={"lr": 0.1}`.
-
-    Raises
-    ------
-    InputError
-        For an unknown setting (with the nearest known name) or a value that is not possible.
-    """
-    names = short_names()
-    tree: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
-    top: dict[str, Any] = {}
-    for key, value in values.items():
-        if key in KEYS:
-            continue
-        for full, leaf in _placed(key, value, names):
-            section, dot, name = full.partition(".")
-            if dot:
-                tree[section][name] = leaf
-            else:
-                top[full] = leaf
-    parts = {section: kind(**_known(section, kind, tree[section])) for section, kind in SECTIONS.items()}
-    variants = {label: dict(options) for label, options in _table("methods", values.get("methods", {})).items()}
-    given = values.get("method", "fedavg")
-    options = dict(given) if isinstance(given, Mapping) else {"name": given}
-    name = options.pop("name", "fedavg")
-    base = Config(_make(name, variants, options), name, **top, **parts)
-    if options:
-        variants[name] = {**variants.get(name, {}), **options}
-    rest = {key: values[key] for key in ("compare", "seeds") if key in values}
-    return Experiment(base, variants, **rest)
-
-
-def _placed(key: str, value: Any, names: Mapping[str, str]) -> Iterable[tuple[str, Any]]:
-    """Yield full names and values of one entry: a setting by either name, or a section as a table."""
-    if isinstance(value, Mapping) and key in SECTIONS:
-        return [(f"{key}.{name}", item) for name, item in value.items()]
-    if key in names:
-        return [(names[key], value)]
-    if key.partition(".")[0] in SECTIONS:
-        return [(key, value)]
-    raise unknown("option", key, [*names, *SECTIONS, *KEYS])
-
-
-def _known(section: str, kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def known_fields(section: str, kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a section; a name that it does not have is refused with the nearest one."""
     known = [item.name for item in fields(kind)]
     for name in values:
         if name not in known:
@@ -371,179 +279,36 @@ def _known(section: str, kind: type[Any], values: Mapping[str, Any]) -> dict[str
     return dict(values)
 
 
-def _table(name: str, value: Any) -> Mapping[str, Mapping[str, Any]]:
-    if not isinstance(value, Mapping) or not all(isinstance(item, Mapping) for item in value.values()):
-        raise InputError(f"'{name}' is a table of tables, one for each label: [methods.LABEL].")
-    return value
+# --- the run in a directory ---
 
 
-def _make(label: str, variants: Mapping[str, Mapping[str, Any]], more: Mapping[str, Any]) -> Method:
-    from polyfed import methods
-
-    options = {**variants.get(label, {}), **more}
-    return methods.make(options.pop("method", label), options)
-
-
-def read_experiment(
-    path: Path | None = None,
-    given: Mapping[str, Any] | None = None,
-    settings: Sequence[str] = (),
-    scale: str | None = None,
-    labels: Sequence[str] | None = None,
-) -> Experiment:
-    """Build an experiment from a file, then options, then `--set key=value`, each overriding the one before.
-
-    Parameters
-    ----------
-    path
-        A TOML file; its `[scales.NAME]` tables hold alternative sizes of the same experiment.
-    given
-        Options from the command line as texts (None values are left out).
-    settings
-        Texts `key=value`; `method.KEY=...` sets a hyper-parameter of the method, `LABEL.KEY=...` of another one.
-    scale
-        Which `[scales.NAME]` table of the file to apply.
-    labels
-        The methods that will run, where they are not the file's.
+def read_config(out: str | Path) -> Config:
+    """Return the configuration of a run directory.
 
     Raises
     ------
-    InputError
-        For an unreadable file or an unknown key (with the nearest known name) or a value of the wrong kind.
+    RunDirectoryError
+        When there is none, or it is damaged or from another version.
     """
-    values = _read_file(path, scale)
-    values = _overridden(values, {key: parse_value(text) for key, text in (given or {}).items() if text is not None})
-    for text in settings:
-        key, separator, value = text.partition("=")
-        if not separator:
-            raise InputError(f"--set takes key=value, for instance --set method.mu=0.1, not '{text}'.")
-        values = _assigned(values, key.strip(), parse_value(value.strip()), labels)
+    from polyfed.core.rundir import RunDirectory  # it needs torch, which the command line's help does not
+
+    found = RunDirectory.read_config(Path(out))
     try:
-        return experiment(**values)
-    except InputError as error:
-        if path is None:
-            raise
-        raise InputError(f"{path}: {error}") from error
+        return Config.load(found)
+    except (InputError, KeyError, TypeError) as error:
+        raise RunDirectoryError(f"The configuration in {out} cannot be used: {error}") from error
 
 
-def parse_value(text: Any) -> Any:
-    """Read a value as TOML does; anything else is a word."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"] if isinstance(text, str) else text
-    except tomllib.TOMLDecodeError:
-        return text
+def check_same(out: str | Path, config: Config) -> None:
+    """Refuse a directory that holds a run with other settings.
 
-
-def _read_file(path: Path | None, scale: str | None) -> dict[str, Any]:
-    if path is None:
-        if scale is not None:
-            raise InputError("--scale needs an experiment file that defines it.")
-        return {}
-    try:
-        values = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise InputError(f"Cannot read the experiment file {path}: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"The experiment file {path} is not valid TOML: {error}.") from error
-    scales = values.pop("scales", {})
-    if scale is not None:
-        if scale not in scales:
-            raise unknown(f"scale of {path}", scale, scales or {"(none)"})
-        values = _overridden(values, scales[scale])
-    return values
-
-
-def _overridden(values: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values with others laid over them; a setting may have been written under another of its names."""
-    names = short_names()
-    found = dict(values)
-    for key, value in others.items():
-        full = names.get(key, key)
-        section, dot, name = full.partition(".")
-        if isinstance(value, Mapping) and isinstance(found.get(key), Mapping):
-            found[key] = {**found[key], **value}
-            continue
-        for other in [short for short, place in names.items() if place == full and short != key]:
-            found.pop(other, None)
-        if dot and isinstance(found.get(section), Mapping) and key != section:
-            found[section] = {item: leaf for item, leaf in found[section].items() if item != name}
-        found[key] = value
-    return found
-
-
-def _assigned(values: dict[str, Any], key: str, value: Any, labels: Sequence[str] | None) -> dict[str, Any]:
-    """Return values with one `--set`: a setting, an option of the method, or an option of one that is compared."""
-    owner, dot, option = key.rpartition(".")
-    if not dot or owner in SECTIONS:
-        return _overridden(values, {key: value})
-    given = values.get("method", "fedavg")
-    own = given.get("name", "fedavg") if isinstance(given, Mapping) else given
-    label = own if owner == "method" else owner
-    running = [own, *(labels or values.get("compare", ()))]
-    if label not in running:
-        raise unknown("owner of an option", owner, ["method", *SECTIONS, *running])
-    tables = dict(values.get("methods", {}))
-    tables[label] = {**tables.get(label, {}), option: value}
-    return {**values, "methods": tables}
-
-
-# --- back to a command ---
-
-
-def command(config: Config) -> str | None:
-    """Return the command that runs the same again: what differs from the defaults. None: only a script can."""
-    if config.script or "=" in config.label:
-        return None
-    words = ["polyfed", "run", "--method", config.label, *setting_words(config)]
-    return shlex.join([*words, *method_words(config, "method")])
-
-
-def setting_words(config: Config) -> list[str]:
-    """Return the settings that differ from the defaults as options of the command line."""
-    usual = Config(config.method, config.label)
-    words = []
-    for short, full in short_names().items():
-        value, default = _leaf(config, full), _leaf(usual, full)
-        if value != default or short in ("data", "models"):
-            text = ",".join(value) if full == "models.names" else to_text(value)
-            option = f"--{short.replace('_', '-')}"
-            words += [option, text] if short in OPTIONS else ["--set", f"{full}={text}"]
-    return words
-
-
-def method_words(config: Config, owner: str) -> list[str]:
-    """Return what a label stands for and the hyper-parameters that are not the defaults, as `--set OWNER.key=...`."""
-    from polyfed.methods import reference
-
-    method, name = config.method, reference(type(config.method))
-    usual = type(method)()
-    changed = {item.name: getattr(method, item.name) for item in fields(method)}
-    told = {} if name == config.label else {"method": name}
-    told |= {key: value for key, value in changed.items() if value != getattr(usual, key)}
-    return [word for key, value in told.items() for word in ("--set", f"{owner}.{key}={to_text(value)}")]
-
-
-def to_text(value: Any) -> str:
-    """Write a value so that `parse_value` reads it back: plain words stay bare, None is `none`."""
-    if value is None:
-        return "none"
-    if isinstance(value, str):
-        return value if parse_value(value) == value else json.dumps(value)
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(json.dumps(item) for item in value) + "]"
-    return json.dumps(value)
-
-
-def _leaf(config: Config, full: str) -> Any:
-    value: Any = config
-    for part in full.split("."):
-        value = getattr(value, part)
-    return value
-
-
-# Settings with an option of their own on the command line; all others are reached with --set.
-OPTIONS = (
-    *("rounds", "seed", "data", "limit", "clients", "partition", "public", "validation", "models", "feature_dim"),
-    *("participation", "epochs", "batch_size", "optimizer", "lr", "momentum"),
-    *("evaluate", "evaluate_clients", "evaluate_samples", "engine", "workers", "device"),
-)
+    Raises
+    ------
+    RunDirectoryError
+        Naming every setting that differs.
+    """
+    found = differences(read_config(out), config)
+    if found:
+        raise RunDirectoryError(
+            f"{out} holds a run with other settings ({'; '.join(found)}): use the same ones, or another --out."
+        )

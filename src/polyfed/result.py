@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -17,20 +15,9 @@ from polyfed.core.checkpoint import write_atomic, write_json
 from polyfed.core.cost import DOWN, UP, CostMeter
 from polyfed.core.errors import InputError
 from polyfed.core.party import Party
+from polyfed.core.versions import versions
 
-PACKAGES = ("polyfed", "torch", "numpy", "safetensors", "datasets", "scikit-learn")
 LAST = 5  # rounds whose mean is reported beside the last one
-
-
-def versions() -> dict[str, str]:
-    """Return the versions that a result depends on."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def took_part(history: list[dict[str, Any]]) -> set[int] | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import faulty
 import httpx
 import pytest
+from polyfed.flower.__main__ import app
 from town import FLOWER
 from typer.testing import CliRunner
 
@@ -21,7 +22,6 @@ from polyfed.build import make_blueprint
 from polyfed.core.errors import InputError, MessageError
 from polyfed.flower import keys as keys_module
 from polyfed.flower import plain, reach
-from polyfed.flower.__main__ import app
 from polyfed.flower.describe import agree, introduce
 from polyfed.flower.gathering import Gathering
 from polyfed.flower.keys import create_keys, read_server_keys, read_site_keys

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from polyfed.config import experiment
+from polyfed.experiment import experiment
 from polyfed.report.runs import Run
 
 TINY = experiment(

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 from polyfed.api import execute
 from polyfed.cli import app
 from polyfed.compare import compare
-from polyfed.config import KEYS, experiment, short_names
+from polyfed.config import short_names
+from polyfed.experiment import KEYS, experiment
 from polyfed.report import again
 from polyfed.report.runs import Run, Study, study
 

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 from polyfed.api import prepare
-from polyfed.compare import interval
-from polyfed.config import read_experiment
 from polyfed.core.federation import Federation
 from polyfed.core.settings import Evaluation, Settings
+from polyfed.experiment import read_experiment
 from polyfed.methods.fedvtc import FedVTC, channels, decode, plain_mean, recalibrated
+from polyfed.ops.estimate import estimate
 
 EXPERIMENT = Path(__file__).with_name("table1.toml")
 IMAGES = 300  # of each client
@@ -78,8 +78,9 @@ def main() -> None:
     for upload, runs in found.items():
         cells = []
         for name in names:
-            mean, half = interval([run[name] for run in runs])
-            cells.append(f"{mean:.4f} ± {half:.4f}")
+            error = estimate([run[name] for run in runs])
+            assert error is not None
+            cells.append(f"{error.mean:.4f} ± {error.half or 0.0:.4f}")
         print(f"| {upload} | {' | '.join(cells)} |")
     told.out.write_text(json.dumps({"rounds": told.rounds, "errors": found}, indent=2) + "\n")
 

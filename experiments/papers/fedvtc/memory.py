@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from polyfed.analysis.memory import update_memory
 from polyfed.build import make_blueprint
 from polyfed.core.party import Context, Party, PartyData
 from polyfed.core.samples import Samples
@@ -21,7 +22,6 @@ from polyfed.core.settings import Training
 from polyfed.core.stage import Batch, Update
 from polyfed.methods.fedvtc import FedVTC
 from polyfed.methods.local import Local
-from polyfed.analysis.memory import update_memory
 
 NETWORKS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 SHAPE, CLASSES, LATENTS = (3, 32, 32), 10, 4096

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyfed.config import parse_value
 from polyfed.core.checkpoint import write_json
 from polyfed.core.errors import InputError, unknown
+from polyfed.experiment import parse_value
 
 FORMATS = ("png", "pdf")
 Outcome = tuple[Any, dict[str, Any], list[str]]  # numbers, figures, sentences

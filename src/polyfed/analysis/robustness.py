@@ -8,8 +8,8 @@ from statistics import fmean
 from typing import Any
 
 from polyfed.core.errors import InputError
+from polyfed.ops.estimate import estimate
 from polyfed.report.runs import Run, study
-from polyfed.report.statistics import estimate
 
 
 def alpha_of(run: Run) -> float | None:

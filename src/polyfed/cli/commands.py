@@ -83,7 +83,7 @@ def run(
 ) -> None:
     """Run one method."""
     from polyfed.api import execute
-    from polyfed.config import read_experiment
+    from polyfed.experiment import read_experiment
     from polyfed.terminal.live import watching
 
     config = read_experiment(file, {"method": method, **given}, set_ or (), scale).config()
@@ -111,7 +111,7 @@ def compare(
 ) -> None:
     """Run several methods over several seeds on the same splits and initial weights."""
     from polyfed.compare import compare as run_all
-    from polyfed.config import read_experiment
+    from polyfed.experiment import read_experiment
     from polyfed.terminal.live import watching
     from polyfed.terminal.tables import comparison_table
 
@@ -145,8 +145,8 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Continue a run from its checkpoint."""
-    from polyfed.api import read_config
     from polyfed.api import resume as continue_run
+    from polyfed.config import read_config
     from polyfed.terminal.live import watching
 
     config = read_config(directory)

@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console
 
 from polyfed.compare import compare
-from polyfed.config import experiment
 from polyfed.core.checkpoint import read_json
+from polyfed.experiment import experiment
 from polyfed.terminal.tables import Progress, client_table, comparison_table, say
 
 METHODS = ("local", "fedavg", "fedmd", "fedproto")

@@ -9,8 +9,9 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from polyfed.config import OPTIONS, SECTIONS, Config, short_names
+from polyfed.config import SECTIONS, Config, short_names
 from polyfed.core.fields import in_words, meanings, types_of
+from polyfed.experiment import OPTIONS
 
 
 def with_settings(names: Sequence[str] = OPTIONS) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -229,6 +229,11 @@ class Clients:
             raise InputError(f"There is no client {number}: they are numbered 0 to {len(self) - 1}.")
         return self.train[number], self.validation[number]
 
+    def own_public_classes(self) -> int | None:
+        """Return the number of public classes when public labels are not the clients' own."""
+        held_out = isinstance(self.recipe.get("public"), int | float)
+        return None if held_out else self.public_classes
+
     def label_counts(self) -> np.ndarray:
         """Return how many training samples of each class each client has, [clients, classes]."""
         return np.array([samples.label_counts(self.num_classes) for samples in self.train])

@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import torch
 
-from polyfed.api import check_same, known_methods
-from polyfed.config import Config, Networks
+from polyfed import methods
+from polyfed.config import Config, Networks, check_same
 from polyfed.core.checkpoint import pack_tree, unpack_tree, write_atomic
 from polyfed.core.errors import InputError, PolyfedError, RunDirectoryError
 from polyfed.core.federation import Line
@@ -178,7 +178,7 @@ def convene(
     infos, blueprints = settle(known, given.sites)
     first = next(iter(heads.values()))
     shape, classes = tuple(first["input_shape"]), first["num_classes"]
-    check_needs(method, list(infos.values()), blueprints, given.public, shape, known_methods)
+    check_needs(method, list(infos.values()), blueprints, given.public, shape, methods.candidates)
     outputs = method.outputs(classes, given.public_classes)
     run["public_classes"] = outputs - classes or None
     run["class_names"] = list(first["class_names"])

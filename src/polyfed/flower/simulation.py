@@ -19,7 +19,6 @@ from flwr.app import Message as Letter
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from polyfed.api import own_public_classes
 from polyfed.build import ModelSpec
 from polyfed.config import Networks
 from polyfed.core.errors import InputError, PolyfedError
@@ -72,7 +71,7 @@ def simulate(
         # The folder is this run's alone, so that its seed tells it from others.
         run = run_head(method, settings, networks, f"{settings.seed & 0xFFFFFFFF:016x}")
         names = [f"client-{number}" for number in range(len(clients))]
-        apart = own_public_classes(clients)
+        apart = clients.own_public_classes()
         given = Given(method, settings, run, names, directory, clients.public, apart, clients.test)
         stage = Stage(given, federation, resume)
         run_simulation(
@@ -155,7 +154,7 @@ def client_app(method: Method, clients: Clients, models: Sequence[ModelSpec], fo
             clients.num_classes,
             validation,
             clients.public,
-            own_public_classes(clients),
+            clients.own_public_classes(),
             clients.class_names,
         )
         model = models[number % len(models)]

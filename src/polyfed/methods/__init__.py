@@ -71,6 +71,11 @@ def _current_folder() -> Iterator[None]:
         sys.path.remove("")  # the one that was put there: the module may have added others to keep
 
 
+def candidates() -> list[Method]:
+    """Return all methods that need no arguments: to be named where another one does not fit."""
+    return [kind() for kind in registry().values() if not kind.pools_data]
+
+
 def _imported(name: str) -> type[Method]:
     module, _, attribute = name.partition(":")
     if not module or not attribute:

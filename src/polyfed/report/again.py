@@ -5,8 +5,9 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 
-from polyfed.config import Config, command, method_words, setting_words
+from polyfed.config import Config
 from polyfed.core.errors import InputError
+from polyfed.experiment import command, method_words, setting_words
 from polyfed.report.runs import Run, Study
 
 

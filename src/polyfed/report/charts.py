@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from polyfed.core.errors import InputError, unknown
+from polyfed.ops.estimate import Estimate, estimate
 from polyfed.report import statistics as numbers
 from polyfed.report.chart import Axis, Chart, Level, Series
 from polyfed.report.runs import LOCAL, POOLED, REFERENCES, Point, Study
@@ -79,7 +80,7 @@ def stages(study: Study) -> Chart:
         values = {name: [one[name] for one in found[label] if name in one] for name in found[label][0]}
         values[END] = [run.summary["accuracy"]["mean"] for run in runs]
         values[GLOBAL] = [g for run in runs if (g := run.summary["accuracy"].get("global")) is not None]
-        known = {name: e for name in order if (e := numbers.estimate(values.get(name, []))) is not None}
+        known = {name: e for name in order if (e := estimate(values.get(name, []))) is not None}
         x, y = [order.index(name) + beside for name in known], [100 * e.mean for e in known.values()]
         half = [100 * (e.half or 0.0) for e in known.values()]
         text = [f"{label}, {name}: {e.mean:.1%}" for name, e in known.items()]
@@ -159,7 +160,7 @@ def gains(study: Study) -> Chart:
         raise InputError("Gains need runs of 'local' on the same splits: add it to the comparison.")
     names = numbers.architectures(study)
     points: dict[str, list[tuple[float, float, str]]] = {name: [] for name in names}
-    averages: list[tuple[float, int, numbers.Estimate]] = []
+    averages: list[tuple[float, int, Estimate]] = []
     thinned = False
     for row, label in enumerate(reversed(labels)):
         found = sorted(numbers.client_gains(study, label), key=lambda item: item[2])

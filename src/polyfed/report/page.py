@@ -15,12 +15,12 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
 from polyfed.core.errors import InputError
+from polyfed.core.versions import PACKAGES
 from polyfed.report import again, charts, statistics, tables, words
 from polyfed.report.chart import Chart
 from polyfed.report.draw import to_plotly
 from polyfed.report.runs import LOCAL, Run, Study
 from polyfed.report.style import dark_colours
-from polyfed.result import PACKAGES
 from polyfed.terminal.tables import in_rounds
 
 

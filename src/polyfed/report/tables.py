@@ -8,9 +8,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from polyfed.core.errors import unknown
+from polyfed.ops.estimate import Estimate
 from polyfed.report import charts, statistics
 from polyfed.report.runs import Study
-from polyfed.report.statistics import Estimate
 from polyfed.terminal.tables import amount
 
 if TYPE_CHECKING:

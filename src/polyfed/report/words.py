@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from polyfed.ops.estimate import Estimate
 from polyfed.report import statistics as numbers
 from polyfed.report.runs import LOCAL, POOLED, Study
-from polyfed.report.statistics import Estimate, Standing
+from polyfed.report.statistics import Standing
 from polyfed.terminal.tables import amount
 
 SAME = 1e-9  # means that differ by less are equal

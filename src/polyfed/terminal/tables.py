@@ -13,6 +13,8 @@ from rich.style import StyleType
 from rich.table import Table
 from rich.text import Text
 
+from polyfed.ops.estimate import estimate
+
 if TYPE_CHECKING:
     from polyfed.compare import Row
 
@@ -43,13 +45,11 @@ def percent(share: float | None) -> str:
 
 def spread(values: Sequence[float], signed: bool = False) -> str:
     """Return mean and 95 % interval over seeds, in percent."""
-    from polyfed.compare import interval
-
-    if not values:
+    found = estimate(values)
+    if found is None:
         return "-"
-    mean, half = interval(values)
-    sign = "+" if signed and mean >= 0 else ""
-    return f"{sign}{100 * mean:.1f}" + (f" ± {100 * half:.1f}" if len(values) > 1 else "")
+    sign = "+" if signed and found.mean >= 0 else ""
+    return f"{sign}{100 * found.mean:.1f}" + ("" if found.half is None else f" ± {100 * found.half:.1f}")
 
 
 class ShownTable(Table):
