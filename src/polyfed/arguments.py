@@ -70,7 +70,7 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
     out = arguments.get("out")
     file = next((path for path in (Path(out), *Path(out).parents) if path.is_file()), None) if out is not None else None
     if file is not None:
-        raise InputError(f"out is {out}, but {file} is a file: name a new directory.")
+        raise InputError(f"Cannot write to out={out}: {file} is a file, name a new directory.")
 
 
 def _whole(value: Any) -> bool:
