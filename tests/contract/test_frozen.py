@@ -86,7 +86,7 @@ def test_frozen_tensors_do_not_travel(case, monkeypatch):
     run_case(case, rounds=1, engine="sequential")
     whole = list(carried)
     carried.clear()
-    _, _, blueprints = frozen_run(case, engine="sequential")
+    _, blueprints = frozen_run(case, engine="sequential")
     frozen = [blueprint.frozen for blueprint in blueprints]
     without = [(c, {n: size for n, size in names.items() if n not in frozen[c % len(frozen)]}) for c, names in whole]
     assert carried == without
