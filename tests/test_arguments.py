@@ -81,7 +81,7 @@ def test_a_wrong_argument_is_refused_by_its_name(name):
 def test_a_file_is_no_place_for_a_run(tmp_path):
     (tmp_path / "file").write_text("mine")
     for out in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(InputError, match="file"):
+        with pytest.raises(InputError, match=f"Cannot write to out={out}: {tmp_path / 'file'} is a file"):
             pf.run("local", synthetic(2, public=False), "mlp:1x8", 1, out=out)
     assert (tmp_path / "file").read_text() == "mine"
 

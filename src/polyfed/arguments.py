@@ -67,7 +67,7 @@ def check_arguments(clients: Any, participation: Any, out: Any, observers: Any) 
         raise _wrong("out", "the path of a new directory", out)
     file = next((path for path in (Path(out), *Path(out).parents) if path.is_file()), None)
     if file is not None:
-        raise InputError(f"out is {out}, but {file} is a file: name a new directory.")
+        raise InputError(f"Cannot write to out={out}: {file} is a file, name a new directory.")
 
 
 def _wrong(name: str, what: str, value: Any) -> InputError:

@@ -51,24 +51,23 @@ def blueprint_of(model, feature_dim=None, seed=0):
 
 
 def frozen_run(case, **more):
-    """Run a case with frozen first layers; also return the federation and the blueprints that it began with."""
-    seen = []
+    """Run a case with frozen first layers; also return the blueprints that it began with."""
     models = tuple(map(FrozenFirst, case.models))
-    result = run_case(replace(case, models=models), rounds=1, watch=lambda f, *_: seen.append(f), **more)
-    return result, seen[0], [blueprint_of(model, case.feature_dim) for model in models]
+    result = run_case(replace(case, models=models), rounds=1, **more)
+    return result, [blueprint_of(model, case.feature_dim) for model in models]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @cases
 def test_frozen_stays_frozen_in_every_method_and_engine(case, engine):
-    result, federation, blueprints = frozen_run(case, engine=engine, workers=2)
+    result, blueprints = frozen_run(case, engine=engine, workers=2)
     for client, model in result.models.items():
         blueprint = blueprints[client % len(blueprints)]
         assert blueprint.frozen and frozen_names(model) == blueprint.frozen
         state = model.state_dict()
         assert all(torch.equal(state[name], blueprint.initial[name]) for name in blueprint.frozen), client
         assert any(not torch.equal(state[name], blueprint.initial[name]) for name in state)
-    server = federation.server.models.get("main")
+    server = result.server.models.get("main")
     for name in frozen_names(server) if server is not None else ():
         assert any(torch.equal(server.state_dict()[name], b.initial[name]) for b in blueprints if name in b.initial)
 
@@ -87,7 +86,7 @@ def test_frozen_tensors_do_not_travel(case, monkeypatch):
     run_case(case, rounds=1, engine="sequential")
     whole = list(carried)
     carried.clear()
-    _, _, blueprints = frozen_run(case, engine="sequential")
+    _, blueprints = frozen_run(case, engine="sequential")
     frozen = [blueprint.frozen for blueprint in blueprints]
     without = [(c, {n: size for n, size in names.items() if n not in frozen[c % len(frozen)]}) for c, names in whole]
     assert carried == without
