@@ -35,16 +35,17 @@ test: $(TESTED) browser  ## run all tests
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow'
 
 test-avx2: $(TESTED)  ## run the tests of networks, engines and methods as on a processor without AVX-512
-	ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m pytest tests/models tests/contract tests/backends tests/ops tests/golden \
+	ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m pytest tests/models tests/contract tests/engines tests/ops tests/golden \
 		-n 2 --dist loadgroup -m 'not slow'
 
 faults: $(TESTED)  ## real sites that are killed, slow or away (minutes; wants an idle machine)
 	$(BIN)/python -m pytest -m slow tests/flower
 
-check: $(TESTED)  ## lint, format and type checks
+check: $(TESTED)  ## lint, format, types, and that imports point down
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 bench: $(STAMP)  ## measure speed and memory (ratios in one run)
 	$(BIN)/python -m benchmarks.run
