@@ -136,7 +136,7 @@ def test_some_clients_stand_for_all_until_the_end():
     assert few["clients"] == again["clients"] and len(few["clients"]) == 3
     assert few["per_client"] == [everybody[0][client] for client in few["clients"]]
     assert "clients" not in last and last["per_client"] == everybody[2]
-    with pytest.raises(InputError, match="evaluate_clients must be at least 1"):
+    with pytest.raises(InputError, match="clients must be at least 1, got 0"):
         pf.run("local", synthetic(2), rounds=1, evaluate_clients=0)
 
 
@@ -151,7 +151,7 @@ def test_some_samples_stand_for_all_until_the_end(method):
     assert sevenths == pytest.approx([round(value) for value in sevenths])
     if method == "heterofl":
         assert 7 * first["global"] == pytest.approx(round(7 * first["global"]))
-    with pytest.raises(InputError, match="evaluate_samples must be at least 1"):
+    with pytest.raises(InputError, match="samples must be at least 1, got 0"):
         pf.run("local", synthetic(2), rounds=1, evaluate_samples=0)
 
 
