@@ -198,7 +198,7 @@ class Config:
         dumped = {key: asdict(value) if is_dataclass(value) else value for key, value in tree.items()}  # type: ignore[arg-type]
         options = {item.name: getattr(self.method, item.name) for item in fields(self.method)}
         method = {"name": reference(type(self.method)), **options}
-        plain: dict[str, Any] = json.loads(json.dumps({"method": method, **dumped}))  # tuples are lists in a file
+        plain: dict[str, Any] = json.loads(json.dumps({"method": method, **dumped}, default=repr))  # as in a file
         return plain
 
     @staticmethod

@@ -53,7 +53,7 @@ def test_a_read_only_place_gives_one_sentence(tmp_path):
 def test_a_directory_of_another_version_is_refused(tmp_path):
     RunDirectory.create(tmp_path / "a", {})
     (tmp_path / "a" / "config.json").write_text(json.dumps({"format": 99}))
-    with pytest.raises(RunDirectoryError, match=r"another version of polyfed \(format 99, this one reads 1\)"):
+    with pytest.raises(RunDirectoryError, match=r"another version of polyfed \(format 99, this one reads 2\)"):
         RunDirectory.open(tmp_path / "a")
     with pytest.raises(RunDirectoryError, match="not a run directory"):
         RunDirectory.open(tmp_path)
@@ -90,7 +90,8 @@ def test_a_crash_between_the_files_leaves_the_earlier_checkpoint_valid(tmp_path,
     monkeypatch.setattr(os, "replace", crash)
     with pytest.raises(KeyboardInterrupt):
         run.save({**PROGRESS, "round": 2}, {}, {0: {}})
-    again, _ = RunDirectory.open(tmp_path / "a")
+    run.close()  # as the end of its process does
+    again = RunDirectory.open(tmp_path / "a")
     progress, server, clients = again.load()
     assert progress["round"] == 1
     assert torch.equal(server["a"], TREE["a"])

@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
 from table import synthetic
 
 
-def federation(method="local", clients=8, models=("mlp:1x8",), rounds=2, share=0.25, evaluation=None):
-    chosen = Settings(rounds, participation=Participation(share), evaluation=evaluation or Evaluation())
+def federation(method="local", clients=8, models=("mlp:1x8",), rounds=2, share=0.25, **settings):
+    chosen = Settings(rounds, participation=Participation(share), **settings)
     made, _ = prepare(pf.methods.make(method), synthetic(clients), list(models), chosen)
     return made
 
@@ -120,27 +120,29 @@ def test_a_line_has_mean_spread_and_worst_of_its_clients():
 
 def test_the_samples_that_stand_for_all_are_drawn_from_the_seed():
     test = synthetic(2).test
-    first, again, other = (few(test, Settings(1, seed, evaluate_samples=9)).index.tolist() for seed in (0, 0, 1))
+    first, again, other = (
+        few(test, Settings(1, seed, evaluation=Evaluation(samples=9))).index.tolist() for seed in (0, 0, 1)
+    )
     assert first == again != other
     assert len(set(first)) == 9 and first == sorted(first) != list(range(9))
-    assert few(test, Settings(1)) is test and few(test, Settings(1, evaluate_samples=len(test))) is test
+    assert few(test, Settings(1)) is test and few(test, Settings(1, evaluation=Evaluation(samples=len(test)))) is test
 
 
 def test_some_clients_stand_for_all_until_the_end():
-    run = federation("local", rounds=3, evaluate_clients=3)
+    run = federation("local", rounds=3, evaluation=Evaluation(clients=3))
     full = federation("local", rounds=3)
     few, again, last = (line["accuracy"] for line in run.run())
     everybody = [line["accuracy"]["per_client"] for line in full.run()]
     assert few["clients"] == again["clients"] and len(few["clients"]) == 3
     assert few["per_client"] == [everybody[0][client] for client in few["clients"]]
     assert "clients" not in last and last["per_client"] == everybody[2]
-    with pytest.raises(InputError, match="evaluate_clients must be at least 1"):
+    with pytest.raises(InputError, match="clients must be at least 1, got 0"):
         pf.run("local", synthetic(2), rounds=1, evaluate_clients=0)
 
 
 @pytest.mark.parametrize("method", ["local", "heterofl"])  # the clients' own models, and one of the server's
 def test_some_samples_stand_for_all_until_the_end(method):
-    run = federation(method, rounds=3, evaluate_samples=7)
+    run = federation(method, rounds=3, evaluation=Evaluation(samples=7))
     first, _, last = (line["accuracy"] for line in run.run())
     full = [line["accuracy"] for line in federation(method, rounds=3).run()]
     assert first["samples"] == 7 and "samples" not in last
@@ -149,7 +151,7 @@ def test_some_samples_stand_for_all_until_the_end(method):
     assert sevenths == pytest.approx([round(value) for value in sevenths])
     if method == "heterofl":
         assert 7 * first["global"] == pytest.approx(round(7 * first["global"]))
-    with pytest.raises(InputError, match="evaluate_samples must be at least 1"):
+    with pytest.raises(InputError, match="samples must be at least 1, got 0"):
         pf.run("local", synthetic(2), rounds=1, evaluate_samples=0)
 
 

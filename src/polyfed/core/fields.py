@@ -67,6 +67,8 @@ def types_of(kind: Any) -> dict[str, Any]:
             return {field.name: hints[field.name] for field in fields(kind)}
         except NameError as error:
             unknown[str(error.name)] = Any
+        except TypeError:  # one of these names is used with brackets: nothing is known about this class
+            return {field.name: Any for field in fields(kind)}
 
 
 def in_words(hint: Any) -> str:
