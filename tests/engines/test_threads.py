@@ -105,9 +105,7 @@ def test_crew_raises_the_error_of_the_first_item_and_leaves_the_thread_count_alo
 
 
 def test_unknown_engines_and_workers_are_refused():
-    with pytest.raises(
-        InputError, match="'batched' or 'flower', not 'fast'"
-    ):
+    with pytest.raises(InputError, match="'batched' or 'flower', not 'fast'"):
         pf.run("local", synthetic(2), rounds=1, engine="fast")
     with pytest.raises(InputError, match="workers must be at least 1"):
         pf.run("local", synthetic(2), rounds=1, workers=0)

@@ -62,8 +62,8 @@ def net() -> nn.Module:
 def main() -> None:
     import gated  # the module that holds `now` for the network, too; this script is another one
 
+    from polyfed.cli import app
     from polyfed.flower import join
-    from polyfed.flower.__main__ import app
 
     join.Site = gated.GatedSite  # type: ignore[misc]
     app()

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import polyfed as pf
 import polyfed.flower
-from polyfed.flower.__main__ import app
+from polyfed.cli import app
 
 MODELS = {"north": "mlp:1x16", "south": "mlp:2x16", "west": "problem:own"}
 EXAMPLE = Path(__file__).parents[2] / "examples" / "hospital" / "run.py"

@@ -14,11 +14,11 @@ from pathlib import Path
 import faulty
 import httpx
 import pytest
-from polyfed.flower.__main__ import app
 from town import FLOWER
 from typer.testing import CliRunner
 
 from polyfed.build import make_blueprint
+from polyfed.cli import app
 from polyfed.core.errors import InputError, MessageError
 from polyfed.flower import keys as keys_module
 from polyfed.flower import plain, reach
