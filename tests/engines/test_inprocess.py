@@ -19,7 +19,7 @@ from polyfed.core.party import fill
 from polyfed.core.settings import Evaluation, Participation, Settings
 from polyfed.core.stage import batch_sizes, epoch_plan
 from polyfed.engines import inprocess
-from polyfed.engines.store import Layout, Memory, Record, Seat, Shelf
+from polyfed.engines.store import Layout, Memory, ModuleSlot, Record, StateTable
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
 from table import synthetic
@@ -175,33 +175,33 @@ def test_states_beyond_the_budget_are_in_files_and_the_same(monkeypatch):
 
 def test_neighbouring_rows_are_one_table_and_others_are_not():
     state = {"a": torch.arange(3.0), "n": torch.tensor(7), "b": torch.ones(2, 2)}
-    shelf = Shelf(Layout(state), 5, Memory(1 << 30))
-    numbers = [shelf.take() for _ in range(5)]
+    state_table = StateTable(Layout(state), 5, Memory(1 << 30))
+    numbers = [state_table.take() for _ in range(5)]
     for number in numbers:
-        fill(shelf.state(number), {name: tensor + number for name, tensor in state.items()})
-    stacked = shelf.layout.stacked(shelf.together([1, 2, 3]))
+        fill(state_table.state(number), {name: tensor + number for name, tensor in state.items()})
+    stacked = state_table.layout.stacked(state_table.together([1, 2, 3]))
     assert stacked["a"].tolist() == [[1.0, 2.0, 3.0], [2.0, 3.0, 4.0], [3.0, 4.0, 5.0]]
     assert stacked["n"].tolist() == [8, 9, 10] and stacked["b"].shape == (3, 2, 2)
     stacked["b"][1] = 0.0
-    assert shelf.state(2)["b"].sum() == 0.0  # the same memory
-    assert shelf.together([1, 3]) is None and shelf.together([2, 1]) is None
+    assert state_table.state(2)["b"].sum() == 0.0  # the same memory
+    assert state_table.together([1, 3]) is None and state_table.together([2, 1]) is None
 
 
 def test_rows_in_different_blocks_are_not_together(monkeypatch):
     monkeypatch.setattr("polyfed.engines.store.BLOCK_BYTES", 128)
-    shelf = Shelf(Layout({"a": torch.zeros(16)}), 10, Memory(1 << 30))  # 64 bytes a row, two rows a block
+    state_table = StateTable(Layout({"a": torch.zeros(16)}), 10, Memory(1 << 30))  # 64 bytes a row, two rows a block
     for _ in range(4):
-        shelf.take()
-    assert shelf.size == 2 and shelf.together([0, 1]) is not None and shelf.together([1, 2]) is None
+        state_table.take()
+    assert state_table.size == 2 and state_table.together([0, 1]) is not None and state_table.together([1, 2]) is None
 
 
 def test_attached_buffers_count_their_own_writes():
     """Rows of one block must not share autograd's count of in-place writes: workers would disturb each other."""
     table = torch.zeros(2, 4)
-    seats = [Seat(nn.BatchNorm1d(4)) for _ in range(2)]
-    for row, seat in zip(table, seats, strict=True):
-        seat.attach({"running_mean": row})
-    first, second = (seat.module.running_mean for seat in seats)
+    module_slots = [ModuleSlot(nn.BatchNorm1d(4)) for _ in range(2)]
+    for row, slot in zip(table, module_slots, strict=True):
+        slot.attach({"running_mean": row})
+    first, second = (slot.module.running_mean for slot in module_slots)
     before = second._version
     first.add_(1.0)
     assert second._version == before and table[0].tolist() == [1.0] * 4

@@ -9,8 +9,8 @@ import torch
 
 import polyfed as pf
 from polyfed.core.errors import InputError, TrainingError
-from polyfed.engines.crew import Crew
 from polyfed.engines.inprocess import InProcess
+from polyfed.engines.pool import WorkerPool
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
 from table import CASES, run_case, synthetic
@@ -73,9 +73,9 @@ def test_the_first_failing_client_is_named_whatever_the_order():
 
 def test_crew_returns_results_in_order_and_starts_the_costliest_first():
     started = []
-    crew = Crew(1)
-    assert crew.run(lambda _, item: item * 2, [1, 2, 3]) == [2, 4, 6]
-    crew = Crew(2)
+    pool = WorkerPool(1)
+    assert pool.run(lambda _, item: item * 2, [1, 2, 3]) == [2, 4, 6]
+    pool = WorkerPool(2)
     lock = threading.Lock()
 
     def work(worker, item):
@@ -83,7 +83,7 @@ def test_crew_returns_results_in_order_and_starts_the_costliest_first():
             started.append(item)
         return item
 
-    assert crew.run(work, list(range(10)), cost=lambda item: item) == list(range(10))
+    assert pool.run(work, list(range(10)), cost=lambda item: item) == list(range(10))
     assert set(started[:2]) <= {9, 8, 7} and started[-1] in (0, 1)
 
 
@@ -98,7 +98,7 @@ def test_crew_raises_the_error_of_the_first_item_and_leaves_the_thread_count_alo
     try:
         for workers in (1, 3):
             with pytest.raises(ValueError, match=r"^0$"):
-                Crew(workers).run(fail, list(range(6)), cost=float)
+                WorkerPool(workers).run(fail, list(range(6)), cost=float)
             assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

@@ -28,21 +28,21 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 
 @pytest.fixture
-def town(tmp_path: Path) -> Iterator[Any]:
+def processes(tmp_path: Path) -> Iterator[Any]:
     """A federation of real commands."""
-    from town import Town
+    from processes import FederationProcesses
 
-    built = Town(tmp_path)
+    built = FederationProcesses(tmp_path)
     yield built
     built.stop()
 
 
 @pytest.fixture(scope="session")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def local_federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """One server connection and three sites that stay for all tests."""
-    from town import House
+    from processes import LocalFederation
 
-    built = House(tmp_path_factory.mktemp("house"))
+    built = LocalFederation(tmp_path_factory.mktemp("local_federation"))
     yield built
     built.link.close()
     built.stop()

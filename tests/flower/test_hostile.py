@@ -57,15 +57,15 @@ PROTOTYPES = {
 @pytest.mark.parametrize(
     "method, kinds", [("fedavg", WEIGHTS), ("fedproto", PROTOTYPES)], ids=["weights", "prototypes"]
 )
-def test_hostile_replies_are_refused_by_name_and_the_others_go_on(method, kinds, house, tmp_path):
+def test_hostile_replies_are_refused_by_name_and_the_others_go_on(method, kinds, local_federation, tmp_path):
     rounds = [*kinds, "honest"]
     table = dict.fromkeys(problem.SITES, "mlp:1x16")
-    house.models.write_text(json.dumps({**table, "evil": {"site": "south", "rounds": rounds}}))
+    local_federation.models.write_text(json.dumps({**table, "evil": {"site": "south", "rounds": rounds}}))
     once = {"evaluation": Evaluation(0), "execution": Execution(checkpoint_seconds=0.0)}
     config = Config(make(method, {}), method, len(rounds), training=TRAINING, models=Networks(feature_dim=8), **once)
     directory, run = start_directory(config, tmp_path / "run", problem.SITES, False)
     given = Given(config.method, config.settings(), run, problem.SITES, directory, max_bytes=MAX_BYTES)
-    result = lead(house.post(min_sites=2), given)
+    result = lead(local_federation.post(min_sites=2), given)
     assert len(result.history) == len(rounds)
     for kind, line in zip(rounds, result.history, strict=True):
         if kind == "honest":

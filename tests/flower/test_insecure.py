@@ -9,7 +9,7 @@ from pathlib import Path
 
 import problem
 import pytest
-from town import FLOWER
+from processes import FLOWER
 from typer.testing import CliRunner
 
 import polyfed as pf
@@ -21,25 +21,25 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "hospital" / "run.py"
 
 
 @pytest.mark.timeout(600)
-def test_without_keys_on_this_machine_it_gives_the_numbers_of_a_simulation(town):
+def test_without_keys_on_this_machine_it_gives_the_numbers_of_a_simulation(processes):
     method = ["--method", "fedproto", "--feature-dim", "8", "--rounds", "2", "--batch-size", "8"]
-    server = town.serve(*method, "--insecure", "--sites", ",".join(problem.SITES), "--wait", "240")
-    sites = {name: town.join(name, "--insecure", "--name", name, model=MODELS[name]) for name in problem.SITES}
-    assert town.finish(server) == 0, town.logs()
-    assert all(town.finish(process) == 0 for process in sites.values()), town.logs()
+    server = processes.serve(*method, "--insecure", "--sites", ",".join(problem.SITES), "--wait", "240")
+    sites = {name: processes.join(name, "--insecure", "--name", name, model=MODELS[name]) for name in problem.SITES}
+    assert processes.finish(server) == 0, processes.logs()
+    assert all(processes.finish(process) == 0 for process in sites.values()), processes.logs()
     models = ["mlp:1x16", "mlp:2x16", problem.own]
     training = pf.Training(epochs=1, batch_size=8, lr=0.05)
     alone = pf.run("fedproto", problem.clients(), models, rounds=2, feature_dim=8, training=training)
-    assert [line["accuracy"]["per_client"] for line in town.history()] == [
+    assert [line["accuracy"]["per_client"] for line in processes.history()] == [
         line["accuracy"]["per_client"] for line in alone.history
     ]
-    assert [line["bytes_up"] for line in town.history()] == [line["bytes_up"] for line in alone.history]
+    assert [line["bytes_up"] for line in processes.history()] == [line["bytes_up"] for line in alone.history]
     up = alone.summary()["cost"]["per_client"]["up"]
     for number, name in enumerate(problem.SITES):
-        assert f"This site sent {up[str(number)]:,} bytes in all" in town.log(name)
-        assert "prototypes" in town.log(name) and "No weights are among it" in town.log(name)
-    assert "fedproto" in (town.folder / "run" / "report.html").read_text()
-    said = town.log("serve")
+        assert f"This site sent {up[str(number)]:,} bytes in all" in processes.log(name)
+        assert "prototypes" in processes.log(name) and "No weights are among it" in processes.log(name)
+    assert "fedproto" in (processes.folder / "run" / "report.html").read_text()
+    said = processes.log("serve")
     assert "round   2/2" in said and "Report: run/report.html" in said and "Done: mean accuracy" in said
 
 

@@ -9,7 +9,7 @@ import problem
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_public_key, load_ssh_private_key
-from town import FLOWER
+from processes import FLOWER
 
 from polyfed.core.errors import InputError
 from polyfed.flower.join import Joining, join

@@ -5,19 +5,19 @@ from __future__ import annotations
 import httpx
 import problem
 import pytest
-from town import FLOWER
+from processes import FLOWER
 
 from polyfed.flower.keys import create_keys
 from polyfed.flower.site import Site
 
 
 @pytest.fixture
-def door(house):
+def door(local_federation):
     """The server's address and a client that trusts its certificate."""
     import ssl
 
-    context = ssl.create_default_context(cafile=str(house.folder / "keys" / "ca.crt"))
-    with httpx.Client(verify=context, base_url=f"https://127.0.0.1:{house.port}") as client:
+    context = ssl.create_default_context(cafile=str(local_federation.folder / "keys" / "ca.crt"))
+    with httpx.Client(verify=context, base_url=f"https://127.0.0.1:{local_federation.port}") as client:
         yield client
 
 
@@ -27,21 +27,21 @@ def protobuf(client, path, message):
     return client.post(path, content=message.SerializeToString(), headers={"content-type": PROTOBUF_MEDIA_TYPE})
 
 
-def test_plain_http_gets_no_answer(house):
+def test_plain_http_gets_no_answer(local_federation):
     with pytest.raises(httpx.TransportError):
-        httpx.post(f"http://127.0.0.1:{house.port}/v1/fleet/activate-node", content=b"")
+        httpx.post(f"http://127.0.0.1:{local_federation.port}/v1/fleet/activate-node", content=b"")
 
 
-def test_a_stranger_does_not_trust_the_server_without_the_authority(house):
+def test_a_stranger_does_not_trust_the_server_without_the_authority(local_federation):
     with pytest.raises(httpx.ConnectError, match="certificate"):
-        httpx.post(f"https://127.0.0.1:{house.port}/v1/fleet/activate-node", content=b"")
+        httpx.post(f"https://127.0.0.1:{local_federation.port}/v1/fleet/activate-node", content=b"")
 
 
-def test_fleet_calls_without_a_signature_are_refused(house, door):
+def test_fleet_calls_without_a_signature_are_refused(local_federation, door):
     from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest
     from flwr.proto.node_pb2 import Node
 
-    node = next(iter(house.link.names))
+    node = next(iter(local_federation.link.names))
     for path, message in (
         ("/v1/fleet/activate-node", ActivateNodeRequest(public_key=b"x", heartbeat_interval=30)),
         ("/v1/fleet/pull-messages", PullMessagesRequest(node=Node(node_id=node))),
@@ -49,10 +49,10 @@ def test_fleet_calls_without_a_signature_are_refused(house, door):
         assert protobuf(door, path, message).status_code == 401
 
 
-def test_only_the_server_itself_may_register_keys_and_start_runs(house, door):
+def test_only_the_server_itself_may_register_keys_and_start_runs(local_federation, door):
     from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
 
-    public = (house.folder / "keys" / "site-north.pub").read_bytes()
+    public = (local_federation.folder / "keys" / "site-north.pub").read_bytes()
     for path, message in (
         ("/v1/control/register-node", RegisterNodeRequest(public_key=public)),
         ("/v1/control/start-run", StartRunRequest()),
@@ -88,39 +88,41 @@ def test_a_request_that_is_too_large_is_cut_off(door):
     assert status == 413
 
 
-def test_a_site_with_another_authority_is_told_so(house, tmp_path):
+def test_a_site_with_another_authority_is_told_so(local_federation, tmp_path):
     create_keys(tmp_path / "other", "127.0.0.1", ["north"])
-    process = join(house, tmp_path, "other/site-north", "wrong-ca")
+    process = join(local_federation, tmp_path, "other/site-north", "wrong-ca")
     assert process.wait(90) == 1
-    assert "does not have the certificate that our ca.crt vouches for" in house.log("wrong-ca")
+    assert "does not have the certificate that our ca.crt vouches for" in local_federation.log("wrong-ca")
 
 
-def test_a_site_with_an_unknown_key_stays_outside(house, tmp_path):
+def test_a_site_with_an_unknown_key_stays_outside(local_federation, tmp_path):
     create_keys(tmp_path / "other", "127.0.0.1", ["north"])
     folder = tmp_path / "other" / "site-north"
-    (folder / "ca.crt").write_bytes((house.folder / "keys" / "ca.crt").read_bytes())
-    before = set(house.link.nodes())
-    process = join(house, tmp_path, "other/site-north", "unknown-key")
-    wait_for(lambda: "does not let us in" in house.log("unknown-key"))
-    assert set(house.link.nodes()) == before
+    (folder / "ca.crt").write_bytes((local_federation.folder / "keys" / "ca.crt").read_bytes())
+    before = set(local_federation.link.nodes())
+    process = join(local_federation, tmp_path, "other/site-north", "unknown-key")
+    wait_for(lambda: "does not let us in" in local_federation.log("unknown-key"))
+    assert set(local_federation.link.nodes()) == before
     assert process.poll() is None  # it keeps trying for a while: its key may be registered later
     process.terminate()
     assert process.wait(20) != 0
 
 
-def test_a_site_without_keys_cannot_talk_to_a_server_with_keys(house, tmp_path):
-    before = set(house.link.nodes())
-    server = f"127.0.0.1:{house.port}"
+def test_a_site_without_keys_cannot_talk_to_a_server_with_keys(local_federation, tmp_path):
+    before = set(local_federation.link.nodes())
+    server = f"127.0.0.1:{local_federation.port}"
     common = ["--server", server, "--model", "mlp:1x16", "--data", "problem:north", "--state", str(tmp_path / "s")]
-    process = house.start("insecure", [*FLOWER, "join", *common, "--insecure", "--name", "north", "--give-up", "15"])
+    process = local_federation.start(
+        "insecure", [*FLOWER, "join", *common, "--insecure", "--name", "north", "--give-up", "15"]
+    )
     assert process.wait(120) == 1
-    assert set(house.link.nodes()) == before
+    assert set(local_federation.link.nodes()) == before
 
 
-def join(house, tmp_path, keys, name):
-    server = f"127.0.0.1:{house.port}"
+def join(local_federation, tmp_path, keys, name):
+    server = f"127.0.0.1:{local_federation.port}"
     common = ["--server", server, "--model", "mlp:1x16", "--data", "problem:north", "--state", str(tmp_path / "state")]
-    return house.start(name, [*FLOWER, "join", *common, "--keys", str(tmp_path / keys)])
+    return local_federation.start(name, [*FLOWER, "join", *common, "--keys", str(tmp_path / keys)])
 
 
 def wait_for(condition, seconds=90):

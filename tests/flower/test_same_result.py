@@ -39,15 +39,15 @@ def models_of(case: Case) -> list[str]:
     return [case.models[k % len(case.models)] for k in range(3)]
 
 
-def over_flower(case: Case, house: Any, out: Path) -> Result:
-    house.models.write_text(json.dumps(dict(zip(problem.SITES, models_of(case), strict=True))))
+def over_flower(case: Case, local_federation: Any, out: Path) -> Result:
+    local_federation.models.write_text(json.dumps(dict(zip(problem.SITES, models_of(case), strict=True))))
     method = make(case.method, case.options)
     networks, every_round = Networks(feature_dim=case.feature_dim), Execution(checkpoint_seconds=0.0)
     config = Config(method, method.name, 2, training=TRAINING, models=networks, execution=every_round)
     directory, run = start_directory(config, out, problem.SITES, False)
     data = problem.clients(case.public)
     given = Given(method, config.settings(), run, problem.SITES, directory, data.public, None, data.test)
-    return lead(house.post(), given)
+    return lead(local_federation.post(), given)
 
 
 def trees_equal(a: Any, b: Any) -> bool:
@@ -66,8 +66,8 @@ def tree(server: Party) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", REAL, ids=lambda case: case.id)
-def test_the_network_changes_nothing(case, house, tmp_path):
-    alone, together = in_process(case), over_flower(case, house, tmp_path / "run")
+def test_the_network_changes_nothing(case, local_federation, tmp_path):
+    alone, together = in_process(case), over_flower(case, local_federation, tmp_path / "run")
     for here, there in zip(alone.history, together.history, strict=True):
         for key in ("round", "phase", "participants", "loss", "accuracy", "stages", "bytes_up", "bytes_down"):
             assert here.get(key) == there.get(key), f"round {here['round']}: {key}"
@@ -79,11 +79,11 @@ def test_the_network_changes_nothing(case, house, tmp_path):
     assert json.loads((tmp_path / "run" / "result.json").read_text())["accuracy"]["mean"] == alone.accuracy()["mean"]
 
 
-def test_an_exchange_with_little_work_takes_less_than_two_seconds(house, tmp_path):
-    house.models.write_text(json.dumps(dict.fromkeys(problem.SITES, "mlp:1x16")))
+def test_an_exchange_with_little_work_takes_less_than_two_seconds(local_federation, tmp_path):
+    local_federation.models.write_text(json.dumps(dict.fromkeys(problem.SITES, "mlp:1x16")))
     training = Training(epochs=1, batch_size=64)
     config = Config(make("local", {}), "local", 6, training=training, evaluation=Evaluation(0))
     directory, run = start_directory(config, tmp_path / "run", problem.SITES, False)
-    result = lead(house.post(), Given(config.method, config.settings(), run, problem.SITES, directory))
+    result = lead(local_federation.post(), Given(config.method, config.settings(), run, problem.SITES, directory))
     # The quickest of six: how long the others take depends on what else this machine does.
     assert min(line["seconds"]["local"] for line in result.history) < 2.0

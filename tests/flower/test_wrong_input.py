@@ -14,7 +14,7 @@ from pathlib import Path
 import faulty
 import httpx
 import pytest
-from town import FLOWER
+from processes import FLOWER
 from typer.testing import CliRunner
 
 from polyfed.build import make_blueprint
@@ -281,9 +281,9 @@ def test_join_to_an_unknown_host_says_so(monkeypatch):
     assert reach.look("fed.example.org:9092", None) == "this host name is not known here"
 
 
-def test_join_finds_a_server_of_ours_and_only_with_its_keys(house, tmp_path):
-    server = f"127.0.0.1:{house.port}"
-    assert reach.look(server, read_site_keys(house.folder / "keys" / "site-north")) is None
+def test_join_finds_a_server_of_ours_and_only_with_its_keys(local_federation, tmp_path):
+    server = f"127.0.0.1:{local_federation.port}"
+    assert reach.look(server, read_site_keys(local_federation.folder / "keys" / "site-north")) is None
     assert "needs --keys" in reach.look(server, None)
     (other,) = create_keys(tmp_path / "keys", "127.0.0.1", ["north"])
     with pytest.raises(LinkError, match="does not have the certificate"):

@@ -92,7 +92,7 @@ def _alone(home: InProcess, job: Job, step: Step, ctx: Context) -> float:
     party = Party(job.client, job.party.info, job.party.data)
     party.models = dict(job.party.models)
     copies = {m: {n: t.clone() for n, t in state.items()} for m, state in _state(job).items()}
-    home.seat(party, copies, 0)
+    home.attach(party, copies, 0)
     stage = replace(job.stage, steps=STEPS, epochs=None)
     start = time.thread_time()
     run_stage(stage, party, ctx, job.name(step))

@@ -29,7 +29,7 @@ from polyfed.engines.threads import Threads
 from polyfed.engines.work import receive
 
 if TYPE_CHECKING:
-    from polyfed.engines.inprocess import InProcess, Seated
+    from polyfed.engines.inprocess import ActiveClient, InProcess
 
 log = logging.getLogger("polyfed.engine")
 
@@ -43,8 +43,8 @@ class Job:
     """A client at work: its generator, the stage it waits at, and its tensors."""
 
     client: int
-    bench: int  # whose modules its generator holds
-    party: Seated | None = None
+    worker: int  # whose modules its generator holds
+    party: ActiveClient | None = None
     work: Any = None
     stage: Stage | None = None
     number: int = 0  # of the stage
@@ -88,9 +88,9 @@ class Batched:
 
     def by_stages(self, home: InProcess, step: Step, messages: Mapping[int, Message], ctx: Context) -> Replies:
         """Let all clients work from stage to stage and collect their replies."""
-        workers = home.crew.workers
+        workers = home.pool.workers
         jobs = [Job(client, place % workers) for place, client in enumerate(sorted(messages))]
-        shares = [share for share in (jobs[bench::workers] for bench in range(workers)) if share]
+        shares = [share for share in (jobs[worker::workers] for worker in range(workers)) if share]
 
         def resume(_: int, share: list[Job]) -> None:
             for job in share:
@@ -107,7 +107,7 @@ class Batched:
                     for share in shares:
                         resume(0, share)
             else:
-                home.crew.run(resume, shares)
+                home.pool.run(resume, shares)
             spent += sum(job.seconds for job in jobs) - before
             waiting = [job for job in jobs if job.stage is not None]
             if waiting:
@@ -125,7 +125,7 @@ class Batched:
         pieces: list[tuple[list[Job], bool]] = []
         for kind, group in groups.items():
             if self.stackable(home, kind, group, step, ctx):
-                pieces.extend((piece, True) for piece in divided(group, home.crew.workers))
+                pieces.extend((piece, True) for piece in divided(group, home.pool.workers))
             else:
                 pieces.extend(([job], False) for job in group)
 
@@ -139,7 +139,7 @@ class Batched:
             for job in members:
                 job.seconds += (time.perf_counter() - start) / len(members)
 
-        home.crew.run(work, pieces, lambda piece: sum(home.expected_work(step, job.client) for job in piece[0]))
+        home.pool.run(work, pieces, lambda piece: sum(home.expected_work(step, job.client) for job in piece[0]))
 
     def stackable(self, home: InProcess, kind: Any, group: list[Job], step: Step, ctx: Context) -> bool:
         """Tell whether a group can be stacked; a trial of one step on copies shows it, once for each kind of stage."""
@@ -158,14 +158,14 @@ def advance(home: InProcess, job: Job, step: Step, message: Message, ctx: Contex
     """Let a client's generator run to its next stage, or to its end."""
     try:
         if job.party is None:
-            job.party = home.open(job.client, ctx, worker=job.bench)
+            job.party = home.open(job.client, ctx, worker=job.worker)
             receive(home.method, job.party, message, step, ctx)
             job.work = home.method.local(job.party, step, ctx)
             if job.work is None or isinstance(job.work, Message):  # a step without training need not be a generator
                 raise StopIteration(job.work)
             job.stage = next(job.work)
         else:
-            home.seat(job.party, job.party.states, job.bench)
+            home.attach(job.party, job.party.states, job.worker)
             job.number += 1
             job.stage = job.work.send(job.loss)
     except StopIteration as finished:
@@ -230,7 +230,7 @@ def run_alone(home: InProcess, job: Job, step: Step, ctx: Context, worker: int) 
     assert job.party is not None and job.stage is not None
     guest = Party(job.client, job.party.info, job.party.data)
     guest.models = dict(job.party.models)  # models that are not parked belong to this client alone
-    home.seat(guest, job.party.states, worker)
+    home.attach(guest, job.party.states, worker)
     guest.memory, guest.inbox = job.party.memory, job.party.inbox
     job.loss = run_stage(job.stage, guest, ctx, job.name(step))
 
@@ -254,7 +254,8 @@ def make_program(
         assert job.party is not None and job.stage is not None and job.party.info is not None
         members.append(Member(job.party, job.stage, job.party.states))
         modules = {
-            model: home.benches[worker].seats[job.party.info.architecture, model].module for model in job.party.models
+            model: home.worker_modules[worker].module_slots[job.party.info.architecture, model].module
+            for model in job.party.models
         }
     program = Program(members, modules, tensors, ctx, jobs[0].name(step))
     return suits(program) or program
@@ -267,10 +268,10 @@ def stacked_states(home: InProcess, jobs: Sequence[Job]) -> tuple[Tensors, Calla
     party = jobs[0].party
     assert party is not None and party.info is not None
     for model, state in _states(jobs[0]).items():
-        shelf = home.shelves[party.info.architecture, model]
+        state_table = home.state_tables[party.info.architecture, model]
         parked = all(job.party is not None and job.party.parked for job in jobs)
-        rows = shelf.together([home.records[job.client].numbers[model] for job in jobs]) if parked else None
-        views = shelf.layout.stacked(rows) if rows is not None else {}
+        rows = state_table.together([home.records[job.client].numbers[model] for job in jobs]) if parked else None
+        views = state_table.layout.stacked(rows) if rows is not None else {}
         # `vmap` loses what BatchNorm writes into statistics that are not contiguous, so buffers are always copied.
         buffers = {name for name, _ in party.models[model].named_buffers()}
         tensors[model] = {}

@@ -21,8 +21,8 @@ from polyfed.core.method import EVALUATE, Method, Replies, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, PartyData, fill
 from polyfed.core.rng import seeded
 from polyfed.core.samples import Samples
-from polyfed.engines.crew import Crew
-from polyfed.engines.store import Layout, Memory, Record, Seat, Shelf
+from polyfed.engines.pool import WorkerPool
+from polyfed.engines.store import Layout, Memory, ModuleSlot, Record, StateTable
 from polyfed.engines.work import drive, receive
 
 __all__ = ["ENGINES", "InProcess", "chosen_device", "drive", "make_engine", "receive"]
@@ -67,7 +67,7 @@ def chosen_device(name: str) -> str:
     return name
 
 
-class Seated(Party):
+class ActiveClient(Party):
     """A client at work. `states` are its tensors by model; `parked`: they are its rows themselves, not copies."""
 
     states: dict[str, State]
@@ -78,11 +78,11 @@ class Seated(Party):
         return self.states[model] if model in self.states else super().tensors(model)
 
 
-class Bench:
+class WorkerModules:
     """The modules of one worker, and whose tensors they hold now."""
 
     def __init__(self) -> None:
-        self.seats: dict[tuple[str, str], Seat] = {}  # (architecture, model name)
+        self.module_slots: dict[tuple[str, str], ModuleSlot] = {}  # (architecture, model name)
 
 
 class InProcess:
@@ -106,7 +106,7 @@ class InProcess:
         self.blueprints = dict(blueprints)
         self.shared = {"test": test, "sample": sample if sample is not None else test}
         self.records: dict[int, Record] = {}
-        self.shelves: dict[tuple[str, str], Shelf] = {}
+        self.state_tables: dict[tuple[str, str], StateTable] = {}
         self.memory = Memory(memory_budget)
         self.parked = torch.device("cpu")  # where inactive clients' states are
         self.spent: dict[tuple[str, int], float] = {}  # seconds of a client's last work in a step
@@ -115,8 +115,8 @@ class InProcess:
         self.initial: dict[Any, Measure] = {}  # of clients that were never active and have nothing of their own
         if workers is not None and workers < 1:
             raise InputError(f"workers must be at least 1, got {workers}.")
-        self.crew = Crew(1 if engine == "sequential" else workers or torch.get_num_threads())
-        self.benches = [Bench() for _ in range(self.crew.workers)]
+        self.pool = WorkerPool(1 if engine == "sequential" else workers or torch.get_num_threads())
+        self.worker_modules = [WorkerModules() for _ in range(self.pool.workers)]
         self.engine = make_engine(engine)
         self.plain = type(method).receive is Method.receive  # a client that receives nothing stays as it is
         self._counts: dict[str, int] = {}
@@ -183,9 +183,9 @@ class InProcess:
         for client in sorted(clients):
             if client not in self.records:
                 self.records[client] = self._first(self.infos[client], ctx)
-            self._have_seats(client, self.records[client], ctx)
+            self._have_modules(client, self.records[client], ctx)
 
-    def open(self, client: int, ctx: Context, scratch: bool = False, worker: int = 0) -> Seated:
+    def open(self, client: int, ctx: Context, scratch: bool = False, worker: int = 0) -> ActiveClient:
         """Return the client as an active party on a worker's modules.
 
         `scratch`: with a throw-away copy of its tensors, for evaluation.
@@ -195,11 +195,11 @@ class InProcess:
             record = self._first(self.infos[client], ctx, keep=not scratch)  # an evaluation must leave no trace
             if not scratch:
                 self.records[client] = record
-        self._have_seats(client, record, ctx)
-        return self._seated(client, record, ctx, scratch, worker)
+        self._have_modules(client, record, ctx)
+        return self._activated(client, record, ctx, scratch, worker)
 
-    def _seated(self, client: int, record: Record, ctx: Context, scratch: bool, worker: int) -> Seated:
-        party = Seated(client, self.infos[client], self.data[client])
+    def _activated(self, client: int, record: Record, ctx: Context, scratch: bool, worker: int) -> ActiveClient:
+        party = ActiveClient(client, self.infos[client], self.data[client])
         # A method that takes in messages by itself may write into its memory there: a copy is then a real one.
         copied = copy.copy if self.plain else copy.deepcopy
         party.memory = copied(record.memory) if scratch else record.memory
@@ -209,16 +209,16 @@ class InProcess:
             record = record.to(ctx.device)
         party.parked = not scratch and ctx.device == self.parked
         party.states = record.states
-        self.seat(party, party.states, worker)
+        self.attach(party, party.states, worker)
         return party
 
-    def seat(self, party: Party, states: Mapping[str, State], worker: int) -> None:
+    def attach(self, party: Party, states: Mapping[str, State], worker: int) -> None:
         """Point a worker's modules at a client's tensors and give them to the party."""
         assert party.info is not None
         for model, state in states.items():
-            seat = self.benches[worker].seats[party.info.architecture, model]
-            seat.attach(state)
-            party.models[model] = seat.module
+            slot = self.worker_modules[worker].module_slots[party.info.architecture, model]
+            slot.attach(state)
+            party.models[model] = slot.module
 
     def close(self, party: Party, ctx: Context) -> None:
         """Note that a client was active; on the CPU its tensors are in its record already."""
@@ -275,7 +275,7 @@ class InProcess:
             client: self.records.get(client) or self._first(self.infos[client], ctx, keep=False) for client in clients
         }
         for client, record in records.items():
-            self._have_seats(client, record, ctx)
+            self._have_modules(client, record, ctx)
         shared = self.shared.get(on)
         shared = prepared(shared) if shared is not None and len(clients) > 1 else shared
         items: list[tuple[int, Samples, range]] = []
@@ -283,16 +283,16 @@ class InProcess:
             data = shared if shared is not None else self.data[client].validation
             assert data is not None
             chunks = chunk_count(data)
-            parts = min(chunks, -(-self.crew.workers // len(clients)))
+            parts = min(chunks, -(-self.pool.workers // len(clients)))
             items.extend((client, data, range(p * chunks // parts, (p + 1) * chunks // parts)) for p in range(parts))
 
         def work(worker: int, item: tuple[int, Samples, range]) -> list[Tally]:
             client, data, chunks = item
-            party = self._seated(client, records[client], ctx, True, worker)
+            party = self._activated(client, records[client], ctx, True, worker)
             receive(self.method, party, messages[client], EVALUATE, ctx)
             return measure_chunks(self.method, party, data, chunks, ctx)
 
-        tallies = self.crew.run(work, items, lambda item: self.infos[item[0]].parameters * len(item[2]))
+        tallies = self.pool.run(work, items, lambda item: self.infos[item[0]].parameters * len(item[2]))
         found: dict[int, list[Tally]] = {}
         for (client, _, _), some in zip(items, tallies, strict=True):
             found.setdefault(client, []).extend(some)
@@ -321,10 +321,10 @@ class InProcess:
     def _first(self, info: ClientInfo, ctx: Context, keep: bool = True) -> Record:
         """Build the record of a client that was never active: its initial state, then the method's set-up."""
         key = info.architecture, "main"
-        if type(self.method).setup_client is Method.setup_client and key in self.benches[0].seats:
+        if type(self.method).setup_client is Method.setup_client and key in self.worker_modules[0].module_slots:
             return self._park(info, {"main": self._initial(info)}, {}, keep)
         party = self._set_up(info, ctx)
-        self._add_seats(info, party)
+        self._add_modules(info, party)
         states = {model: dict(module.state_dict()) for model, module in party.models.items()}
         return self._park(info, states, party.memory, keep)
 
@@ -336,44 +336,44 @@ class InProcess:
     def _park(
         self, info: ClientInfo, states: Mapping[str, Mapping[str, Any]], memory: dict[str, Any], keep: bool = True
     ) -> Record:
-        """Put states on the shelves; without `keep`, only into copies that are soon forgotten."""
+        """Put states into the tables; without `keep`, only into copies that are soon forgotten."""
         record = Record(memory=memory)
         for model, state in states.items():
             key = (info.architecture, model)
-            if key not in self.shelves:
-                self.shelves[key] = Shelf(Layout(state), self._counts[info.architecture], self.memory)
-            shelf = self.shelves[key]
+            if key not in self.state_tables:
+                self.state_tables[key] = StateTable(Layout(state), self._counts[info.architecture], self.memory)
+            state_table = self.state_tables[key]
             if not keep:
                 record.states[model] = {name: tensor.clone() for name, tensor in state.items()}
                 continue
-            record.numbers[model] = shelf.take()
-            record.states[model] = shelf.state(record.numbers[model])
+            record.numbers[model] = state_table.take()
+            record.states[model] = state_table.state(record.numbers[model])
             fill(record.states[model], state)
         return record
 
-    def _have_seats(self, client: int, record: Record, ctx: Context) -> None:
+    def _have_modules(self, client: int, record: Record, ctx: Context) -> None:
         """Build the modules of a restored client again: side models are built by the method's set-up."""
         info = self.infos[client]
-        if any((info.architecture, model) not in self.benches[0].seats for model in record.states):
-            self._add_seats(info, self._set_up(info, ctx))
+        if any((info.architecture, model) not in self.worker_modules[0].module_slots for model in record.states):
+            self._add_modules(info, self._set_up(info, ctx))
 
-    def _add_seats(self, info: ClientInfo, party: Party) -> None:
+    def _add_modules(self, info: ClientInfo, party: Party) -> None:
         """Give every worker its own copy of modules that are new."""
         for model, module in party.models.items():
             key = (info.architecture, model)
-            for number, bench in enumerate(self.benches):
-                if key not in bench.seats:
-                    bench.seats[key] = Seat(module if number == 0 else copy.deepcopy(module))
+            for number, modules in enumerate(self.worker_modules):
+                if key not in modules.module_slots:
+                    modules.module_slots[key] = ModuleSlot(module if number == 0 else copy.deepcopy(module))
 
     def _set_up(self, info: ClientInfo, ctx: Context) -> Party:
         blueprint = self.blueprints[info.architecture]
         party = Party(info.id, info, self.data[info.id])
-        seat = self.benches[0].seats.get((info.architecture, "main"))
-        if seat is None:
+        slot = self.worker_modules[0].module_slots.get((info.architecture, "main"))
+        if slot is None:
             assert blueprint.build is not None
-            seat = Seat(blueprint.build().to(ctx.device))
-        seat.attach({name: tensor.to(ctx.device, copy=True) for name, tensor in self._initial(info).items()})
-        party.models["main"] = seat.module
+            slot = ModuleSlot(blueprint.build().to(ctx.device))
+        slot.attach({name: tensor.to(ctx.device, copy=True) for name, tensor in self._initial(info).items()})
+        party.models["main"] = slot.module
         with torch.no_grad(), seeded(ctx.seed, "own/setup"):
             self.method.setup_client(party, ctx)
         return party

@@ -56,7 +56,7 @@ class Layout:
     def stacked(self, rows: Rows) -> State:
         """Return the tensors of many states, with the clients as first dimension, as views into `[clients, n]` rows."""
         return {
-            name: rows[name][:, : p.size].view(-1, *p.shape).data  # see `Seat.attach` for `.data`
+            name: rows[name][:, : p.size].view(-1, *p.shape).data  # see `ModuleSlot.attach` for `.data`
             for name, p in self.places.items()
         }
 
@@ -83,7 +83,7 @@ class Memory:
         return torch.from_file(str(path), shared=True, size=rows * length, dtype=dtype).view(rows, length)
 
 
-class Shelf:
+class StateTable:
     """The rows of all clients of one architecture, for one of their models."""
 
     def __init__(self, layout: Layout, clients: int, memory: Memory) -> None:
@@ -125,7 +125,7 @@ class Record:
     states: dict[str, State] = field(default_factory=dict)  # model name -> its tensors: views into its rows
     memory: dict[str, Any] = field(default_factory=dict)
     version: int = 0
-    numbers: dict[str, int] = field(default_factory=dict)  # model name -> number of its row on the shelf
+    numbers: dict[str, int] = field(default_factory=dict)  # model name -> number of its row on the state_table
 
     def copy(self) -> Record:
         """Return a record with tensors of its own (memory is shared: evaluation does not write it)."""
@@ -142,7 +142,7 @@ class Record:
         return {"models": self.states, "memory": self.memory}
 
 
-class Seat:
+class ModuleSlot:
     """A module that clients take in turn: knows where each of its tensors hangs."""
 
     def __init__(self, module: nn.Module) -> None:

@@ -36,7 +36,7 @@ class Threads:
 
         clients = sorted(messages)
         replies = Replies()
-        done = home.crew.run(work, clients, lambda client: home.expected_work(step, client))
+        done = home.pool.run(work, clients, lambda client: home.expected_work(step, client))
         for client, (reply, loss, seconds) in zip(clients, done, strict=True):
             home.spent[step.name, client] = seconds
             replies.messages[client] = reply

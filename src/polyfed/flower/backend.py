@@ -18,7 +18,7 @@ from polyfed.core.method import Replies, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context
 from polyfed.flower.codec import Head
 from polyfed.flower.expect import Expectations
-from polyfed.flower.post import Post, Question
+from polyfed.flower.mailbox import Mailbox, Question
 
 
 class FlowerBackend:
@@ -26,14 +26,14 @@ class FlowerBackend:
 
     def __init__(
         self,
-        post: Post,
+        mailbox: Mailbox,
         infos: Mapping[int, ClientInfo],
         blueprints: Mapping[str, Blueprint],
         run: Head,
         expectations: Expectations,
         max_bytes: int,
     ) -> None:
-        self.post = post
+        self.mailbox = mailbox
         self.infos = dict(infos)
         self.blueprints = dict(blueprints)
         self.run = run
@@ -63,7 +63,7 @@ class FlowerBackend:
             client: self._question({**self._head("work", client, ctx, position), "step": words}, message)
             for client, message in messages.items()
         }
-        answers = self.post.ask("train.work", questions, accept)
+        answers = self.mailbox.ask("train.work", questions, accept)
         replies.messages, replies.failed = answers.given, answers.failed
         return replies
 
@@ -75,7 +75,7 @@ class FlowerBackend:
             client: self._question(self._head("measure", client, ctx, self.moment[2]), message)
             for client, message in messages.items()
         }
-        answers = self.post.ask("query.measure", questions, lambda client, head, blob: head, quorum=False)
+        answers = self.mailbox.ask("query.measure", questions, lambda client, head, blob: head, quorum=False)
         found: dict[int, Measure] = {}
         self.validation = {}
         for client, head in sorted(answers.given.items()):

@@ -11,13 +11,13 @@ from flwr.app import Message as Letter
 from polyfed.core.errors import InputError, MessageError, PolyfedError
 from polyfed.flower.codec import Head, pack, unpack
 from polyfed.flower.link import ServerLink
-from polyfed.flower.post import QUICK, Exchange, Post, TooFewSites, dismiss, refusal
+from polyfed.flower.mailbox import QUICK, Exchange, Mailbox, TooFewSites, dismiss, refusal
 
-FAREWELL = 5.0  # seconds that a last message has to reach its site
+END_SECONDS = 5.0  # seconds that a last message has to reach its site
 Met = dict[str, tuple[Head, bytes]]  # site -> its introduction
 
 
-class Hall:
+class NodeDirectory:
     """Knows which node is which site: by its key, or (insecure) by the name that it gives."""
 
     def __init__(
@@ -27,7 +27,7 @@ class Hall:
         self.sites = sites
         self.authenticated = authenticated
         self.say = say
-        self.seats = {sites.index(name): node for node, name in link.names.items()}
+        self.node_ids = {sites.index(name): node for node, name in link.names.items()}
         self.claims: dict[int, str] = {}  # node -> the name that it gave
 
     def refresh(self) -> None:
@@ -58,10 +58,10 @@ class Hall:
         """Give a node the seat of the name that it gave, if there is one and it is free."""
         if name not in self.sites:
             why = f"'{name[:64]}' is none of the sites ({', '.join(self.sites)})."
-        elif self.seats.get(self.sites.index(name)) in online:
+        elif self.node_ids.get(self.sites.index(name)) in online:
             why = f"A site '{name}' is connected already: stop that one, or choose another --name."
         else:
-            self.seats[self.sites.index(name)] = node
+            self.node_ids[self.sites.index(name)] = node
             return
         self.say(f"Refused a site: {why}")
         dismiss(self.link.grid, node, why)
@@ -71,7 +71,7 @@ class Hall:
 class Gathering:
     """The sites introduce themselves."""
 
-    post: Post
+    mailbox: Mailbox
     run: Head
     sites: list[str]
     say: Callable[[str], None]
@@ -97,26 +97,26 @@ class Gathering:
             met[self.sites[client]] = head, blob
             return met[self.sites[client]]
 
-        exchange = Exchange(self.post, "query.describe", questions, accept)
+        exchange = Exchange(self.mailbox, "query.describe", questions, accept)
         start = time.monotonic()
         while True:
             exchange.step()
             self._refuse(exchange)
-            self.here = {site for site in met if self.post.seats.get(self.sites.index(site)) in exchange.online}
+            self.here = {site for site in met if self.mailbox.node_ids.get(self.sites.index(site)) in exchange.online}
             spent = time.monotonic() - start
-            self._report(self.post.wait - spent)
+            self._report(self.mailbox.wait - spent)
             if len(self.here) + len(exchange.answers.failed) == len(self.sites):
                 break
-            if known and not exchange.open and len(self.here) >= self.post.min_sites:
+            if known and not exchange.open and len(self.here) >= self.mailbox.min_sites:
                 break
             # Whoever is connected and still at it may finish, within the deadline of any other exchange.
-            if spent > self.post.wait + (self.post.deadline if exchange.hopeful() else 0.0):
+            if spent > self.mailbox.wait + (self.mailbox.deadline if exchange.hopeful() else 0.0):
                 break
             time.sleep(QUICK)
-        if len(self.here) < self.post.min_sites:
+        if len(self.here) < self.mailbox.min_sites:
             away = ", ".join(site for site in self.sites if site not in self.here)
             raise TooFewSites(
-                f"Only {len(self.here)} of the {self.post.min_sites} sites that are needed came ({away} did not). "
+                f"Only {len(self.here)} of the {self.mailbox.min_sites} sites that are needed came ({away} did not). "
                 + " ".join(exchange.answers.failed.values())
             )
         self.say(f"{len(self.here)} of {len(self.sites)} sites take part.")
@@ -136,11 +136,11 @@ class Gathering:
     def _refuse(self, exchange: Exchange) -> None:
         """Tell refused sites why, once; ask again whoever has come back since then."""
         for client, why in list(exchange.answers.failed.items()):
-            since = exchange.online.get(self.post.seats.get(client, 0))
+            since = exchange.online.get(self.mailbox.node_ids.get(client, 0))
             if client not in self.refused:
                 self.refused[client] = since
                 self.say(f"Not taking part: {why}")
-                self.post.tell("query.end", [client], refusal(why), FAREWELL)
+                self.mailbox.tell("query.end", [client], refusal(why), END_SECONDS)
             elif since not in (None, self.refused[client]):
                 del self.refused[client], exchange.answers.failed[client]
                 exchange.open.add(client)

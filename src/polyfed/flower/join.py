@@ -25,7 +25,7 @@ PAUSE = 2.0  # seconds before SuperNode is started again
 REMIND = 60.0  # seconds between two sentences about a server that is away
 LOOK = 1.0  # seconds between two looks at the connection
 LOST = 5.0  # seconds without an answer of the server that are worth a sentence
-FAREWELL = 10.0  # seconds for the last words of a site that cannot take part
+END_SECONDS = 10.0  # seconds for the last words of a site that cannot take part
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Attendance:
             except httpx.HTTPError:
                 worked = False  # SuperNode is starting, or ended while we talked
             if self.site.refused is not None:  # the server hears why, and says goodbye
-                leave = min(leave, time.monotonic() + FAREWELL)
+                leave = min(leave, time.monotonic() + END_SECONDS)
             self._look()
             if worked or (self.connected and self.lost_since is None):
                 self.silent_since = time.monotonic()

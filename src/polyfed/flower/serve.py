@@ -26,10 +26,10 @@ from polyfed.flower.backend import FlowerBackend, LiveFederation
 from polyfed.flower.codec import Head
 from polyfed.flower.describe import agree, meet, settle
 from polyfed.flower.expect import Expectations, Problem
-from polyfed.flower.gathering import FAREWELL, Gathering, Hall, Met
+from polyfed.flower.gathering import END_SECONDS, Gathering, Met, NodeDirectory
 from polyfed.flower.keys import ServerKeys, check_names, read_server_keys
 from polyfed.flower.link import Address, LinkError, ServerLink
-from polyfed.flower.post import Post, TooFewSites
+from polyfed.flower.mailbox import Mailbox, TooFewSites
 from polyfed.flower.reach import check_free
 from polyfed.flower.sitedata import fingerprint
 from polyfed.result import Result
@@ -105,20 +105,20 @@ def serve(
     try:
         link.open()
         say(f"Listening on {link.bind}; the sites are {', '.join(sites)}.")
-        hall = Hall(link, sites, keys is not None, say)
-        post = Post(
+        node_directory = NodeDirectory(link, sites, keys is not None, say)
+        mailbox = Mailbox(
             grid=link.grid,
             nodes=link.nodes,
-            seats=hall.seats,
+            node_ids=node_directory.node_ids,
             names=dict(enumerate(sites)),
             deadline=hosting.deadline,
             min_sites=hosting.min_sites if hosting.min_sites is not None else len(sites),
             wait=hosting.wait,
             say=say,
-            refresh=hall.refresh,
+            refresh=node_directory.refresh,
         )
         given = Given(method, config.settings(), run, sites, directory, public, public_classes, test, hosting.max_bytes)
-        return lead(post, given, resume, observers, say)
+        return lead(mailbox, given, resume, observers, say)
     except httpx.HTTPError as error:
         raise LinkError(f"SuperLink does not answer any more ({error}); its log is {link.child.log}.") from error
     finally:
@@ -142,7 +142,7 @@ class Given:
 
 
 def lead(
-    post: Post,
+    mailbox: Mailbox,
     given: Given,
     resume: bool = False,
     observers: Observers = (),
@@ -152,23 +152,23 @@ def lead(
     assert given.directory is not None
     out = given.directory.path
     check = partial(agree, public=fingerprint(given.public), needs_public="public" in given.method.requirements())
-    met = Gathering(post, given.run, given.sites, say, check).wait(_load_roster(out) if resume else {})
+    met = Gathering(mailbox, given.run, given.sites, say, check).wait(_load_roster(out) if resume else {})
     _save_roster(out, met)
     clients = [given.sites.index(site) for site in met]
     try:
-        federation, infos = convene(post, given, met, observers() if callable(observers) else observers)
-        post.members = set(infos)
+        federation, infos = convene(mailbox, given, met, observers() if callable(observers) else observers)
+        mailbox.members = set(infos)
         history = federation.run(resume)
     except PolyfedError as error:
         if not isinstance(error, TooFewSites | Stopped):  # after these the run is resumed: the sites wait for that
-            post.tell("query.end", clients, {"kind": "end", "run": given.run, "reason": str(error)}, FAREWELL)
+            mailbox.tell("query.end", clients, {"kind": "end", "run": given.run, "reason": str(error)}, END_SECONDS)
         raise
-    post.tell("query.end", clients, {"kind": "end", "run": given.run, "reason": ""}, FAREWELL)
+    mailbox.tell("query.end", clients, {"kind": "end", "run": given.run, "reason": ""}, END_SECONDS)
     return _result(federation, infos, next(iter(met.values()))[0], history, given.directory)
 
 
 def convene(
-    post: Post, given: Given, met: Met, observers: Sequence[Observer]
+    mailbox: Mailbox, given: Given, met: Met, observers: Sequence[Observer]
 ) -> tuple[LiveFederation, dict[int, ClientInfo]]:
     """Check that the sites and the method fit together, and make the federation of them."""
     method, run = given.method, given.run
@@ -186,7 +186,7 @@ def convene(
     expectations = Expectations(method, blueprints, problem, given.settings.seed)
     federation = LiveFederation(
         method,
-        FlowerBackend(post, infos, blueprints, run, expectations, given.max_bytes),
+        FlowerBackend(mailbox, infos, blueprints, run, expectations, given.max_bytes),
         given.settings,
         num_classes=classes,
         input_shape=shape,

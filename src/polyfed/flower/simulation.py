@@ -28,7 +28,7 @@ from polyfed.core.party import Blueprint
 from polyfed.data import Clients
 from polyfed.flower.codec import Head, pack, unpack
 from polyfed.flower.gathering import Gathering
-from polyfed.flower.post import Post
+from polyfed.flower.mailbox import Mailbox
 from polyfed.flower.serve import Given, convene, run_head
 from polyfed.flower.site import Site, last_state
 from polyfed.flower.sitedata import SiteData
@@ -115,11 +115,11 @@ class Stage:
         """Run the rounds and hand over what they left."""
         given = self.given
         nodes = _all_nodes(grid, len(given.sites))
-        seats = _ask_names(grid, list(nodes), given.sites)
+        node_ids = _ask_names(grid, list(nodes), given.sites)
         names = dict(enumerate(given.sites))
-        post = Post(grid, lambda: nodes, seats, names, DEADLINE, len(names), DEADLINE, lambda text: None)
-        met = Gathering(post, given.run, given.sites, lambda text: None).wait({})
-        federation, _ = convene(post, given, met, self.outcome.observers)
+        mailbox = Mailbox(grid, lambda: nodes, node_ids, names, DEADLINE, len(names), DEADLINE, lambda text: None)
+        met = Gathering(mailbox, given.run, given.sites, lambda text: None).wait({})
+        federation, _ = convene(mailbox, given, met, self.outcome.observers)
         federation.run(self.resume)
         self.outcome.history, self.outcome.meter = federation.history, federation.meter
         self.outcome.server, self.outcome.ctx = federation.server, federation.ctx
@@ -180,8 +180,8 @@ def _all_nodes(grid: Any, count: int) -> dict[int, str]:
 def _ask_names(grid: Any, nodes: list[int], names: list[str]) -> dict[int, int]:
     """Find out which node is which client."""
     letters = [Letter(pack({"kind": "name"}), node, "query.name") for node in nodes]
-    seats = {}
+    node_ids = {}
     for letter in grid.send_and_receive(letters):
         head, _ = unpack(letter.content, "a node")
-        seats[names.index(head["name"])] = letter.metadata.src_node_id
-    return seats
+        node_ids[names.index(head["name"])] = letter.metadata.src_node_id
+    return node_ids

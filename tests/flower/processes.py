@@ -16,7 +16,7 @@ import pytest
 
 from polyfed.flower.keys import create_keys, read_server_keys
 from polyfed.flower.link import Address, ServerLink, free_port
-from polyfed.flower.post import Post
+from polyfed.flower.mailbox import Mailbox
 
 FLOWER = [sys.executable, "-m", "polyfed.cli"]
 GATED = [sys.executable, str(Path(__file__).parent / "gated.py")]
@@ -81,7 +81,7 @@ def flowers(parent: int) -> list[int]:
     return found
 
 
-class Town(Processes):
+class FederationProcesses(Processes):
     """A federation of real commands: keys, a server, sites."""
 
     def __init__(self, folder: Path) -> None:
@@ -151,7 +151,7 @@ class Town(Processes):
         )
 
 
-class House(Processes):
+class LocalFederation(Processes):
     """One server connection in this process and three sites that stay: many federations, one start."""
 
     def __init__(self, folder: Path) -> None:
@@ -166,11 +166,11 @@ class House(Processes):
             command = [sys.executable, str(Path(__file__).parent / "stay.py"), f"127.0.0.1:{self.port}"]
             self.start(site, [*command, f"keys/site-{site}", f"state-{site}", str(self.models)])
 
-    def post(self, min_sites: int = 3, deadline: float = 60.0) -> Post:
-        return Post(
+    def post(self, min_sites: int = 3, deadline: float = 60.0) -> Mailbox:
+        return Mailbox(
             grid=self.link.grid,
             nodes=self.link.nodes,
-            seats={problem.SITES.index(name): node for node, name in self.link.names.items()},
+            node_ids={problem.SITES.index(name): node for node, name in self.link.names.items()},
             names=dict(enumerate(problem.SITES)),
             deadline=deadline,
             min_sites=min_sites,

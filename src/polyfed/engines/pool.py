@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 
 
-class Crew:
+class WorkerPool:
     """Workers numbered from 0; a piece of work learns the number of its worker."""
 
     def __init__(self, workers: int) -> None:

@@ -53,14 +53,14 @@ class Asked:
 
 
 @dataclass
-class Post:
+class Mailbox:
     """Sends questions to sites and waits for their answers.
 
     Attributes
     ----------
     grid, nodes
         Flower's grid, and a function that returns the connected nodes with the moment when each connected.
-    seats
+    node_ids
         Client number -> node of that client, where it is known.
     deadline
         Seconds that a site has for an answer.
@@ -72,7 +72,7 @@ class Post:
 
     grid: Grid
     nodes: Callable[[], Mapping[int, str]]
-    seats: dict[int, int]
+    node_ids: dict[int, int]
     names: Mapping[int, str]
     deadline: float
     min_sites: int
@@ -123,7 +123,7 @@ class Post:
 
     def turn_away(self, online: Mapping[int, str]) -> None:
         """Tell those who come when the federation has begun without them; else they would wait for nothing."""
-        for client, node in self.seats.items():
+        for client, node in self.node_ids.items():
             if self.members is None or client in self.members or node not in online:
                 continue
             if (node, online[node]) not in self.turned_away:
@@ -136,9 +136,9 @@ class Post:
         self.refresh()
         online = self.nodes()
         letters = {
-            client: Letter(pack(head), self.seats[client], kind, ttl=max(patience, 1.0))
+            client: Letter(pack(head), self.node_ids[client], kind, ttl=max(patience, 1.0))
             for client in clients
-            if self.seats.get(client) in online
+            if self.node_ids.get(client) in online
         }
         waiting = set(self.grid.push_messages(list(letters.values()))) if letters else set()
         end = time.monotonic() + patience
@@ -161,8 +161,8 @@ def refusal(why: str) -> Head:
 class Exchange:
     """One question to several clients, until it is answered."""
 
-    def __init__(self, post: Post, kind: str, questions: Mapping[int, Question], accept: Accept) -> None:
-        self.post = post
+    def __init__(self, mailbox: Mailbox, kind: str, questions: Mapping[int, Question], accept: Accept) -> None:
+        self.mailbox = mailbox
         self.kind = kind
         self.questions = questions
         self.accept = accept
@@ -175,7 +175,7 @@ class Exchange:
 
     def step(self) -> None:
         """Take in answers (first: who answered may be gone by now), look who is there, and ask who was not asked."""
-        letters = list(self.post.grid.pull_messages(set(self.asked))) if self.asked else []
+        letters = list(self.mailbox.grid.pull_messages(set(self.asked))) if self.asked else []
         while letters:  # one by one, so that a large answer is gone before the next one is read
             letter = letters.pop(0)
             asked = self.asked.pop(letter.metadata.reply_to_message_id, None)
@@ -183,17 +183,17 @@ class Exchange:
                 self._take(asked, letter)
             del letter
         if time.monotonic() - self.looked > LOOK:
-            self.post.refresh()
-            self.online = self.post.nodes()
+            self.mailbox.refresh()
+            self.online = self.mailbox.nodes()
             self.looked = time.monotonic()
             self._forget_lost()
             self._send()
-            self.post.turn_away(self.online)
+            self.mailbox.turn_away(self.online)
 
     def hopeful(self) -> set[int]:
         """Return the clients that have a question or could be asked now."""
         waiting = {asked.client for asked in self.asked.values()}
-        could = {c for c in self.open if self.post.seats.get(c) in self.online and self.tries[c] < TRIES}
+        could = {c for c in self.open if self.mailbox.node_ids.get(c) in self.online and self.tries[c] < TRIES}
         return self.open & (waiting | could)
 
     def _forget_lost(self) -> None:
@@ -205,21 +205,21 @@ class Exchange:
     def _send(self) -> None:
         busy = {asked.client for asked in self.asked.values()}
         for client in sorted(self.open - busy):
-            node = self.post.seats.get(client)
+            node = self.mailbox.node_ids.get(client)
             if node is None or node not in self.online or self.tries[client] >= TRIES:
                 continue
             self.tries[client] += 1
             head, blob = self.questions[client]()
-            letter = Letter(pack(head, blob), node, self.kind, ttl=self.post.deadline + self.post.wait + 60)
+            letter = Letter(pack(head, blob), node, self.kind, ttl=self.mailbox.deadline + self.mailbox.wait + 60)
             del blob
-            for message in self.post.grid.push_messages([letter]):
+            for message in self.mailbox.grid.push_messages([letter]):
                 if message:
                     self.asked[message] = Asked(client, node, self.online[node])
             del letter  # before the next one is made
 
     def _take(self, asked: Asked, letter: Any) -> None:
         """Take in an answer. An error of Flower's own means that the node is gone, and the question can be repeated."""
-        name = self.post.names[asked.client]
+        name = self.mailbox.names[asked.client]
         if letter.has_error():
             self.looked = float("-inf")
             if self.tries[asked.client] >= TRIES:
