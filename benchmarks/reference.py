@@ -27,7 +27,7 @@ from polyfed.core.stage import Batch, Stage, is_trainable
 
 
 def tensors_of(samples: Any) -> TensorDataset:
-    """Return the normalised images and labels of a client."""
+    """Return the normalized images and labels of a client."""
     return TensorDataset(samples.inputs(), samples.labels())
 
 

@@ -94,7 +94,7 @@ def _all(
         observers = started(config) if started else ()
         done = execute(config, load(config.seed), out=folder, resume=there, observers=observers)
         results[config.label].append(done.summary())
-    return summarise(results)
+    return summarize(results)
 
 
 def folder_of(config: Config) -> Path:
@@ -102,7 +102,7 @@ def folder_of(config: Config) -> Path:
     return Path(config.label.replace("/", "-").replace(" ", "_")) / f"seed-{config.seed}"
 
 
-def summarise(results: dict[str, list[dict[str, Any]]]) -> list[Row]:
+def summarize(results: dict[str, list[dict[str, Any]]]) -> list[Row]:
     """Turn results by method and seed into rows."""
     reference = [r["accuracy"]["mean"] for r in results.get(REFERENCE, [])]
     rows = []

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 import polyfed as pf
-from polyfed.compare import summarise
+from polyfed.compare import summarize
 from polyfed.core.cost import CostMeter
 from polyfed.result import Result
 from polyfed.terminal.tables import amount, comparison_table
@@ -84,7 +84,7 @@ def test_a_comparison_gives_both_means():
         "local": [result_of([[0, 1]], [0.2, 0.2]).summary(), result_of([[0]], [0.4, 0.2]).summary()],
         "fedavg": [result_of([[0, 1]], [0.4, 0.2]).summary(), result_of([[1]], [0.4, 0.2]).summary()],
     }
-    rows = summarise(results)
+    rows = summarize(results)
     assert [row.took_part for row in rows] == [pytest.approx([0.2, 0.4]), pytest.approx([0.3, 0.2])]
     text = printed(comparison_table(rows, "both"))
     assert "local 25.0 ± 63.5" in text and "fedavg 30.0 ± 0.0" in text
@@ -93,7 +93,7 @@ def test_a_comparison_gives_both_means():
 
 
 def test_a_comparison_in_which_all_took_part_has_one_mean():
-    rows = summarise({"local": [result_of([[0, 1]], [0.2, 0.2]).summary()]})
+    rows = summarize({"local": [result_of([[0, 1]], [0.2, 0.2]).summary()]})
     assert rows[0].took_part == []
     assert "took part" not in printed(comparison_table(rows, "one"))
 
@@ -118,7 +118,7 @@ def test_tables_say_that_they_show_payload_and_what_is_on_the_wire():
     assert wire > payload > 0
     shown = f"sent and received: payload, {amount(payload)} of all ({amount(wire)} on the wire)"
     assert shown in printed(result.table())
-    (row,) = summarise({"fedproto": [result.summary()]})
+    (row,) = summarize({"fedproto": [result.summary()]})
     assert (row.wire_up, row.wire_down) == (cost["wire_up"] / 3, cost["wire_down"] / 3)
     more = f"(on the wire, with framing, up to {100 * wire / payload - 100:.0f} % more)"
     assert f"sent and received: payload of a client in all {more}" in printed(comparison_table([row], "bytes"))
@@ -127,4 +127,4 @@ def test_tables_say_that_they_show_payload_and_what_is_on_the_wire():
 def test_a_method_that_sends_nothing_has_nothing_on_the_wire():
     result = result_of([[0]], [0.5])
     assert "wire" not in printed(result.table())
-    assert "wire" not in printed(comparison_table(summarise({"local": [result.summary()]}), "nothing"))
+    assert "wire" not in printed(comparison_table(summarize({"local": [result.summary()]}), "nothing"))

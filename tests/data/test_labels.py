@@ -166,8 +166,8 @@ def test_a_test_table_with_its_classes_in_another_order():
 def test_public_labels():
     data = load(pair(*[0, 1] * 6))
     assert split(data, clients=2, public=pair(1, 2, 3, 1)).public_classes == 3
-    for unlabelled in (pair(-1, -1), Samples(torch.zeros(2, 2), torch.tensor([-1, -1]))):
-        clients = split(data, clients=2, public=unlabelled)
+    for unlabeled in (pair(-1, -1), Samples(torch.zeros(2, 2), torch.tensor([-1, -1]))):
+        clients = split(data, clients=2, public=unlabeled)
         assert clients.public_classes is None and clients.public.labels().tolist() == [-1, -1]
     with pytest.raises(InputError, match=r"Label -1 in row 1 of the public set .* negative"):
         split(data, clients=2, public=pair(0, -1))

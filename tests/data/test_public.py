@@ -88,7 +88,7 @@ def test_a_public_file_of_images_for_clients_without_normalization(tmp_path):
     ("private", "shared"),
     [
         (images().astype(np.float32), images()),  # floats from 0 to 255 and bytes
-        (images() / 128 - 1, images()),  # normalised already
+        (images() / 128 - 1, images()),  # normalized already
         (images(), images().astype(np.float32)),
         (images(), images() / 128 - 1),
     ],

@@ -142,7 +142,7 @@ def test_public_fraction_and_text():
 
 
 def test_public_set_is_brought_to_shape_and_colour(parquet_folder):
-    """Grey digits of 8x8 serve RGB clients of 4x4, normalised as the clients are."""
+    """Grey digits of 8x8 serve RGB clients of 4x4, normalized as the clients are."""
     table, _ = image_table(12, size=(4, 4), colour=True)
     data = load(table, test=table)
     clients = split(data, clients=2, public="digits:50")

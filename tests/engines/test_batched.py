@@ -22,7 +22,7 @@ from polyfed.engines.dense import DenseProgram
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
 from table import CASES, run_case, synthetic, unequal
 
-# Deep BatchNorm networks on 8x8 images normalise over few values, which amplifies rounding: 1e-16 becomes 1e-9.
+# Deep BatchNorm networks on 8x8 images normalize over few values, which amplifies rounding: 1e-16 becomes 1e-9.
 TOLERANCE = 1e-7
 
 

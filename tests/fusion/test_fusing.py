@@ -187,7 +187,7 @@ def test_the_block_form_is_refused_where_it_does_not_exist():
 VARIANTS = {
     "ams-top1": {},
     "ams-topk": {"k": 2, "mask_absent": True, "counts": [[1, 1, 0, 0], [0, 1, 1, 1], [1, 0, 0, 1]]},
-    "ams-full": {"normalise": "temperature", "temperatures": [0.5, 1.0, 2.0]},
+    "ams-full": {"normalize": "temperature", "temperatures": [0.5, 1.0, 2.0]},
     "ensemble": {"weights": "class", "counts": [[1, 1, 0, 0], [0, 1, 1, 1], [1, 0, 0, 1]]},
 }
 
@@ -250,7 +250,7 @@ def test_choice_by_the_first_layer_runs_one_network_further_and_exports(x, confi
         ("ensemble", MIXED, VARIANTS["ensemble"]),
         ("average", ["cnn:3-5,bn"], {"weights": [1, 2, 3]}),
         ("pfnm", ["mlp:2x8", "mlp:2x5"], {"matching": Matching(gamma=50.0)}),
-        ("ams-top1", MIXED, {"distil_into": "mlp:1x5", "public": torch.rand(12, *SHAPE),
+        ("ams-top1", MIXED, {"distill_into": "mlp:1x5", "public": torch.rand(12, *SHAPE),
                              "distillation": Distillation(epochs=1)}),
     ],
 )  # fmt: skip
@@ -303,8 +303,8 @@ def test_tables_of_the_chosen_networks_are_chosen_with_them(x):
     chosen, given = models[1:], counts[1:]
     pick = {"select": "greedy", "counts": counts}
     for method, all_options, own in (
-        ("ams-top1", {"normalise": "temperature", "temperatures": [9.0, 0.3, 2.0]},
-         {"normalise": "temperature", "temperatures": [0.3, 2.0]}),
+        ("ams-top1", {"normalize": "temperature", "temperatures": [9.0, 0.3, 2.0]},
+         {"normalize": "temperature", "temperatures": [0.3, 2.0]}),
         ("ams-top1", {"mask_absent": True}, {"mask_absent": True, "counts": given}),
         ("ensemble", {"weights": "class"}, {"weights": "class", "counts": given}),
         ("average", {"weights": [1.0, 2.0, 5.0]}, {"weights": [2.0, 5.0]}),
@@ -329,7 +329,7 @@ def test_sizes_of_clustered_networks_may_be_shares_and_leave_the_fusion_alone(x)
 def test_distillation_with_unlabelled_data_agrees_with_its_teacher(x):
     models = networks(*MIXED)
     public = torch.randn((400, *SHAPE), generator=torch.Generator().manual_seed(8))
-    options = {"distil_into": "mlp:1x60", "public": public, "distillation": Distillation(epochs=60, lr=3e-3)}
+    options = {"distill_into": "mlp:1x60", "public": public, "distillation": Distillation(epochs=60, lr=3e-3)}
     student = pf.fuse(models, "ams-top1", **options)
     teacher = fuse(models)
     assert isinstance(student, type(models[0])) and not student.training
@@ -360,7 +360,7 @@ def test_temperature_is_two_with_data_and_twenty_without_unless_given(x, monkeyp
     quick = {"impressions": 1, "impression_steps": 1}
     for public, temperature in ((x, None), (None, None), (x, 5.0), (None, 5.0)):
         options = Distillation(temperature=temperature, **quick)
-        fuse(networks("mlp:1x8"), distil_into="mlp:1x5", public=public, input_shape=SHAPE, distillation=options)
+        fuse(networks("mlp:1x8"), distill_into="mlp:1x5", public=public, input_shape=SHAPE, distillation=options)
     assert [float(t) for t in seen] == [2.0, 20.0, 5.0, 5.0]
 
 
@@ -396,7 +396,7 @@ def test_distillation_without_data_gives_a_student_that_is_better_than_any_netwo
             optimizer.step()
         models.append(net)
     options = Distillation(epochs=60, impressions=40, impression_steps=150, lr=0.01)
-    student = fuse(models, distil_into="mlp:1x40", counts=[[9, 9, 0, 0], [0, 0, 9, 9]], distillation=options)
+    student = fuse(models, distill_into="mlp:1x40", counts=[[9, 9, 0, 0], [0, 0, 9, 9]], distillation=options)
     with torch.no_grad():
         teacher = (fuse(models)(points).argmax(1) == labels).float().mean()
         found = (student(points).argmax(1) == labels).float().mean()
@@ -413,7 +413,7 @@ def test_a_students_first_weights_follow_the_seed():
 def test_a_students_own_module_is_trained_in_place(x):
     student = nn.Sequential(nn.Flatten(), nn.Linear(64, CLASSES))
     before = student[1].weight.detach().clone()
-    assert fuse(networks(*MIXED), distil_into=student, public=x) is student
+    assert fuse(networks(*MIXED), distill_into=student, public=x) is student
     assert not torch.equal(student[1].weight, before)
 
 
@@ -424,12 +424,12 @@ def test_a_students_own_module_is_trained_in_place(x):
     ("given", "options", "words"),
     [
         ((), {}, "at least one network"),
-        (("mlp:1x8",), {"confidence": "first_norm", "normalise": "zscore"}, "normalise must be 'none'"),
+        (("mlp:1x8",), {"confidence": "first_norm", "normalize": "zscore"}, "normalize must be 'none'"),
         (("mlp:1x8",), {"method": "ams-top2"}, "did you mean 'ams-topk'|did you mean 'ams-top1'"),
         (("mlp:1x8",), {"mask_absent": True}, "counts"),
         (("mlp:1x8",), {"counts": [[1, 2], [3, 4]]}, "a row for each of 1 networks"),
-        (("mlp:1x8",), {"normalise": "temperature"}, "temperatures"),
-        (("mlp:1x8",), {"normalise": "rank"}, "normalise is one of"),
+        (("mlp:1x8",), {"normalize": "temperature"}, "temperatures"),
+        (("mlp:1x8",), {"normalize": "rank"}, "normalize is one of"),
         (("mlp:1x8",), {"method": "ams-topk", "k": 0}, "at least 1"),
         (("mlp:1x8",), {"select": "greedy"}, "counts"),
         (("mlp:1x8",), {"select": "cluster"}, "public inputs and keep"),
@@ -438,7 +438,7 @@ def test_a_students_own_module_is_trained_in_place(x):
         (("mlp:1x8", "mlp:1x8"), {"method": "average", "weights": [1.0]}, "one number for each of 2"),
         (("mlp:1x8", "mlp:1x8"), {"method": "average", "weights": "samples"}, "weights='samples' needs counts"),
         (("mlp:1x8", "mlp:1x8"), {"method": "average", "weights": "class"}, "'samples' or 'uniform'"),
-        (("cnn:3-5",), {"distil_into": "mlp:1"}, "input_shape"),
+        (("cnn:3-5",), {"distill_into": "mlp:1"}, "input_shape"),
     ],
 )
 def test_requests_that_cannot_be_met_are_refused(given, options, words):

@@ -72,7 +72,7 @@ def float_numbers(model):
         (AMS(top_k="all"), {"method": "ams-full"}),
         (AMS(mask_absent=True), {"method": "ams-top1", "mask_absent": True}),
         (AMS(top_k=2, mask_absent=True), {"method": "ams-topk", "mask_absent": True}),
-        (AMS(normalise="zscore"), {"method": "ams-top1", "normalise": "zscore"}),
+        (AMS(normalize="zscore"), {"method": "ams-top1", "normalize": "zscore"}),
         (AMS(confidence="first_norm"), {"method": "ams-top1", "confidence": "first_norm"}),
         (AMS(confidence="first_max", mask_absent=True),
          {"method": "ams-top1", "confidence": "first_max", "mask_absent": True}),
@@ -109,12 +109,12 @@ def test_top_one_by_hand_for_every_input():
 
 def test_temperatures_are_fitted_by_the_clients_and_used_by_the_server():
     clients = problem()
-    federation = trained(AMS(normalise="temperature"), clients)
+    federation = trained(AMS(normalize="temperature"), clients)
     models = client_models(federation)
     with torch.no_grad():
         own = [fit_temperature(m(c.inputs()), c.labels()) for m, c in zip(models, clients.train, strict=True)]
     assert federation.method.about(federation.server, "temperature") == pytest.approx(own, rel=1e-4)
-    fused = pf.fuse(models, normalise="temperature", temperatures=own)
+    fused = pf.fuse(models, normalize="temperature", temperatures=own)
     x = clients.test.inputs()
     with torch.no_grad():
         assert torch.allclose(server_scores(federation, x), fused(x), rtol=1e-3, atol=1e-3)
@@ -160,7 +160,7 @@ def test_the_penalty_is_the_sum_of_absolute_weights():
         (AMS(), 0, 8),  # the number of samples
         (AMS(mask_absent=True), 4, 8),
         (AMS(select="greedy"), 4, 8),
-        (AMS(normalise="temperature"), 0, 16),
+        (AMS(normalize="temperature"), 0, 16),
         (Ensemble(), 0, 0),
         (Ensemble(weights="class"), 4, 0),
     ],
@@ -191,7 +191,7 @@ def test_only_participants_are_fused_and_the_others_stay_untouched():
 
 @pytest.mark.parametrize(
     "method",
-    [AMS(mask_absent=True), AMS(normalise="temperature"), Ensemble(weights="class"), OneShotFedAvg(), PFNM()],
+    [AMS(mask_absent=True), AMS(normalize="temperature"), Ensemble(weights="class"), OneShotFedAvg(), PFNM()],
 )
 def test_a_client_with_one_sample_takes_part(method):
     rng = np.random.default_rng(0)
@@ -230,7 +230,7 @@ def test_choosing_clients_by_similar_outputs():
 
 def test_distillation_gives_one_small_model_that_agrees_with_ams():
     clients = problem(public=200)
-    method = AMS(distil="unlabelled", student="mlp:1x30", distil_epochs=40, distil_lr=0.01)
+    method = AMS(distill="unlabeled", student="mlp:1x30", distill_epochs=40, distill_lr=0.01)
     federation = trained(method, clients)
     student = federation.server.models["main"]
     x = clients.public.inputs()
@@ -239,7 +239,7 @@ def test_distillation_gives_one_small_model_that_agrees_with_ams():
     agreement = (server_scores(federation, x).argmax(1) == teacher.argmax(1)).float().mean()
     assert torch.equal(server_scores(federation, x), student.eval()(x))
     assert float(agreement) > 0.8
-    assert federation.history[-1]["distil_loss"] > 0
+    assert federation.history[-1]["distill_loss"] > 0
 
 
 def test_the_distillation_loss_by_hand():
@@ -248,9 +248,9 @@ def test_the_distillation_loss_by_hand():
     module.weight.data = student.T
     batch = Batch(torch.ones(1, 1), torch.zeros(1), {"target": teacher})
     for method, t in (
-        (AMS(distil="unlabelled"), 2.0),
-        (AMS(distil="zero_shot"), 20.0),
-        (AMS(distil_temperature=4.0), 4.0),
+        (AMS(distill="unlabeled"), 2.0),
+        (AMS(distill="zero_shot"), 20.0),
+        (AMS(distill_temperature=4.0), 4.0),
     ):
         p, q = (teacher / t).softmax(1), (student / t).softmax(1)
         expected = t**2 * float((p * (p / q).log()).sum())
@@ -259,7 +259,7 @@ def test_the_distillation_loss_by_hand():
 
 def test_distillation_without_data_makes_inputs_for_the_classes_that_a_client_has():
     clients = problem()
-    method = AMS(distil="zero_shot", student="mlp:1x20", impressions=3, impression_steps=5, distil_epochs=2)
+    method = AMS(distill="zero_shot", student="mlp:1x20", impressions=3, impression_steps=5, distill_epochs=2)
     federation = trained(method, clients, ["mlp:1x8", "mlp:2x8"])
     made = method.make_impressions(federation.server, federation.ctx)
     assert made.x.shape == (3 * 3 * 3, 1, 8, 8)  # 3 clients with 3 of 4 classes, 3 inputs for each
@@ -270,7 +270,7 @@ def test_distillation_without_data_makes_inputs_for_the_classes_that_a_client_ha
 
 
 def test_the_student_has_an_optimiser_of_its_own():
-    method = AMS(distil="unlabelled", student="mlp:1x5", distil_epochs=3, distil_lr=0.02)
+    method = AMS(distill="unlabeled", student="mlp:1x5", distill_epochs=3, distill_lr=0.02)
     training = pf.Training(epochs=2, batch_size=8, lr=0.05, decay=0.5, weight_decay=0.1, clip=1e-3)
     settings = Settings(1, 0, training, pf.Participation())
     federation, _ = prepare(method, problem(public=12), MIXED, settings)
@@ -293,9 +293,9 @@ def test_the_student_has_an_optimiser_of_its_own():
 
 def test_defaults_are_those_of_the_specification():
     method = AMS()
-    assert (method.top_k, method.l1, method.normalise, method.mask_absent) == (1, 1e-7, "none", False)
-    assert (method.confidence, method.select, method.distil) == ("logit", "all", "none")
-    assert (method.distil_epochs, method.distil_lr, method.impression_steps) == (20, 1e-3, 1000)
+    assert (method.top_k, method.l1, method.normalize, method.mask_absent) == (1, 1e-7, "none", False)
+    assert (method.confidence, method.select, method.distill) == ("logit", "all", "none")
+    assert (method.distill_epochs, method.distill_lr, method.impression_steps) == (20, 1e-3, 1000)
     matched = PFNM()
     assert (matched.sigma2, matched.sigma0_2, matched.gamma, matched.mu0) == (1.0, 10.0, 1.0, 0.0)
     assert (matched.iterations, matched.pop_factor, matched.cap, matched.max_global) == (3, 2.0, None, None)
@@ -335,7 +335,7 @@ def test_an_adapted_module_can_also_be_chosen_by_its_first_layer():
 def test_temperatures_are_fitted_on_validation_data_where_there_is_some():
     x, y = problem().train[0].inputs().numpy(), problem().train[0].labels().numpy()
     clients = pf.Clients.from_parts([(x, y)], test=(x, y), num_classes=4, validation=0.3)
-    federation = trained(AMS(normalise="temperature"), clients, ["mlp:1x8"])
+    federation = trained(AMS(normalize="temperature"), clients, ["mlp:1x8"])
     (model,), (held,) = client_models(federation), clients.validation
     with torch.no_grad():
         expected = fit_temperature(model(held.inputs()), held.labels())
@@ -373,14 +373,14 @@ def test_a_users_own_module_takes_part():
     [
         (AMS(top_k=-1), "top_k"),
         (AMS(top_k="most"), "top_k"),
-        (AMS(normalise="softmax"), "normalise is one of none, temperature, zscore"),
+        (AMS(normalize="softmax"), "normalize is one of none, temperature, zscore"),
         (AMS(confidence="first_norm", top_k=2), "top_k must be 1"),
-        (AMS(confidence="first_max", normalise="zscore"), "normalise must be 'none'"),
+        (AMS(confidence="first_max", normalize="zscore"), "normalize must be 'none'"),
         (AMS(select="cluster"), "keep"),
         (AMS(l1=-1.0), "l1"),
-        (AMS(distil="unlabelled"), "public data"),
-        (AMS(distil_epochs=0), "distil_epochs"),
-        (AMS(distil_lr=0.0), "distil_lr must be above 0"),
+        (AMS(distill="unlabeled"), "public data"),
+        (AMS(distill_epochs=0), "distill_epochs"),
+        (AMS(distill_lr=0.0), "distill_lr must be above 0"),
         (OneShotFedAvg(pretrain_epochs=2), "pretrain_epochs"),
         (OneShotFedAvg(view="shared:head"), "view"),
         (Ensemble(space="log"), "space is 'prob' or 'logit'"),

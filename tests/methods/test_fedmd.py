@@ -314,10 +314,10 @@ def test_rows_held_out_of_the_clients_data_share_its_classes():
 
 
 def test_public_data_without_labels_is_refused_where_labels_are_learned():
-    unlabelled = problem(labelled=False)
+    unlabeled = problem(labelled=False)
     with pytest.raises(pf.InputError, match=r"needs public data with labels.*public_epochs=0"):
-        federation(FedMD(**QUICK), unlabelled)
-    history = federation(FedMD(**BARE), unlabelled).run()
+        federation(FedMD(**QUICK), unlabeled)
+    history = federation(FedMD(**BARE), unlabeled).run()
     assert history[-1]["accuracy"]["mean"] > 0
 
 

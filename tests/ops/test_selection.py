@@ -14,7 +14,7 @@ from polyfed.ops.selection import (
     greedy_cover,
     log_confidence,
     most_confident,
-    normalised,
+    normalized,
     top_k_scores,
 )
 
@@ -123,11 +123,11 @@ def test_a_network_abstains_from_classes_it_does_not_know():
 
 def test_normalisations_by_hand():
     one = torch.tensor([[[1.0, 3.0]], [[10.0, 30.0]]])
-    assert normalised(one) is one
+    assert normalized(one) is one
     assert torch.allclose(
-        normalised(one, "temperature", torch.tensor([0.5, 10.0])), torch.tensor([[[2.0, 6.0]], [[1.0, 3.0]]])
+        normalized(one, "temperature", torch.tensor([0.5, 10.0])), torch.tensor([[[2.0, 6.0]], [[1.0, 3.0]]])
     )
-    assert torch.allclose(normalised(one, "zscore"), torch.tensor([[[-1.0, 1.0]], [[-1.0, 1.0]]]))
+    assert torch.allclose(normalized(one, "zscore"), torch.tensor([[[-1.0, 1.0]], [[-1.0, 1.0]]]))
 
 
 def test_a_temperature_is_found_again():

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from polyfed import report
 from polyfed.cli import app, main
-from polyfed.compare import summarise
+from polyfed.compare import summarize
 from polyfed.core.errors import InputError
 from polyfed.report import static
 from polyfed.report.runs import Study
@@ -75,7 +75,7 @@ def test_tables_show_names_as_they_are(name):
     assert clients.count(name) == 2  # the method in the title, the network in its row
     found = summary(name)
     found["accuracy"] = {**ACCURACY, "took_part": {"mean": 0.6, "clients": [0]}}
-    rows = summarise({name: [found]})
+    rows = summarize({name: [found]})
     shown = printed(lambda console: console.print(comparison_table(rows, f"title {name}")))
     assert shown.count(name) == 3  # in the title, in its row, and in the caption about those who took part
     assert str(comparison_table(rows, f"title {name}")).count(name) == 3

@@ -208,7 +208,7 @@ def fuse(
         str, typer.Option(help="ams-top1 | ams-topk | ams-full | ensemble | average | pfnm")
     ] = "ams-top1",
     data: Annotated[str, typer.Option(help="Data set: gives shape and classes, and measures the result.")] = "digits",
-    distil_into: Annotated[str | None, typer.Option(help="Distil into one small model, for instance mlp:2.")] = None,
+    distill_into: Annotated[str | None, typer.Option(help="Distil into one small model, for instance mlp:2.")] = None,
 ) -> None:
     """Fuse trained networks into one model, without any training of theirs."""
     from polyfed.build import split_models
@@ -216,7 +216,7 @@ def fuse(
     from polyfed.fusion import accuracy_of, fuse_files
 
     loaded = load(data)
-    options = {"distil_into": distil_into, "public": loaded.train} if distil_into else {}
+    options = {"distill_into": distill_into, "public": loaded.train} if distill_into else {}
     fused = fuse_files(
         files,
         split_models(models),

@@ -24,7 +24,7 @@ SETTINGS: dict[str, Any] = {
     "batch_size": 16,
     "lr": 0.05,
     "momentum": 0.9,
-    "methods": {"fedmd": {"digest_epochs": 5, "public_epochs": 0, "private_epochs": 3}},  # public data is unlabelled
+    "methods": {"fedmd": {"digest_epochs": 5, "public_epochs": 0, "private_epochs": 3}},  # public data is unlabeled
 }
 
 

@@ -149,7 +149,7 @@ class Context:
             return nullcontext()
         return seeded(self.seed, purpose, self.round, info.id)
 
-    def initialised(self, purpose: str, build: Callable[[], nn.Module]) -> nn.Module:
+    def initialized(self, purpose: str, build: Callable[[], nn.Module]) -> nn.Module:
         """Build a side model from its own seed, the same for all parties that use the same purpose."""
         with seeded(self.seed, f"init/{purpose}"):
             return build().to(self.device)

@@ -1,4 +1,4 @@
-"""A view of labelled (or unlabelled) samples: shared storage, an index, and normalisation on the fly."""
+"""A view of labelled (or unlabeled) samples: shared storage, an index, and normalisation on the fly."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Samples:
         return self.index if index is None else self.index[index]
 
     def inputs(self, index: Tensor | None = None) -> Tensor:
-        """Return normalised network inputs of the given positions (None: all)."""
+        """Return normalized network inputs of the given positions (None: all)."""
         return self.scaling.apply(self.x[self.rows(index)])
 
     def labels(self, index: Tensor | None = None) -> Tensor:

@@ -192,7 +192,7 @@ class Clients:
     """The data of all parties: what each client holds, what everybody may see, and the common test set.
 
     `validation` has None for a client too small to spare a row. `public` keeps its labels (of `public_classes`
-    classes, which need not be the clients'), but a method treats it as unlabelled unless it says otherwise.
+    classes, which need not be the clients'), but a method treats it as unlabeled unless it says otherwise.
     `recipe` can be written as JSON and, when `recipe["repeatable"]`, given to `from_recipe`. `notes` says what was
     done to labels and columns.
     """

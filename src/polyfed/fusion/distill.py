@@ -1,4 +1,4 @@
-"""Distil a fused predictor into one small model, with unlabelled data or with inputs made from the networks."""
+"""Distil a fused predictor into one small model, with unlabeled data or with inputs made from the networks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from polyfed.ops.distance import kl_divergence
 CHUNK = 512  # inputs at once
 
 
-def distil(
+def distill(
     teacher: nn.Module,
     student: nn.Module,
     public: Samples | None,
@@ -48,7 +48,7 @@ def distil(
     )
     training = Training(options.epochs, options.batch_size, "adam", options.lr)
     with torch.enable_grad():  # the caller may be in the middle of predicting
-        train_alone(student, stage, training, seed, "distil")
+        train_alone(student, stage, training, seed, "distill")
     return student.eval()
 
 
@@ -87,7 +87,7 @@ def make_student(
         return wanted
     shape = shape or tuple(sample_inputs(like).shape[1:])
     if classes is None:
-        raise InputError("The number of classes cannot be read off the networks: give distil_into as a module.")
+        raise InputError("The number of classes cannot be read off the networks: give distill_into as a module.")
     with seeded(seed, "init/student"):
         return build(wanted, shape, classes)
 

@@ -24,7 +24,7 @@ from polyfed.core.samples import Samples
 from polyfed.core.threads import one_thread
 from polyfed.data import Dataset
 from polyfed.fusion.chain import check_alike, read_chain, sample_inputs, weight_layers, write_chain
-from polyfed.fusion.distill import Distillation, distil, make_student
+from polyfed.fusion.distill import Distillation, distill, make_student
 from polyfed.fusion.networks import (
     Averaged,
     BlockNetwork,
@@ -40,7 +40,7 @@ from polyfed.fusion.networks import (
 from polyfed.models import build, signature
 from polyfed.ops.aggregate import weighted_mean
 from polyfed.ops.matching import GRID, Matching, match_networks
-from polyfed.ops.selection import NORMALISATIONS, class_weights, cluster_heads, greedy_cover
+from polyfed.ops.selection import NORMALIZATIONS, class_weights, cluster_heads, greedy_cover
 
 __all__ = ["METHODS", "Distillation", "Matching", "fuse", "fuse_blockdiag", "fuse_files", "load_fused"]
 
@@ -57,7 +57,7 @@ def fuse(
     counts: Any = None,
     weights: Sequence[float] | str | None = None,
     space: str = "prob",
-    normalise: str = "none",
+    normalize: str = "none",
     temperatures: Sequence[float] | None = None,
     mask_absent: bool = False,
     confidence: str = "logit",
@@ -65,7 +65,7 @@ def fuse(
     keep: int | None = None,
     matching: Matching | None = None,
     search: tuple[Any, Any] | Samples | None = None,
-    distil_into: str | nn.Module | None = None,
+    distill_into: str | nn.Module | None = None,
     public: Any = None,
     distillation: Distillation | None = None,
     input_shape: Sequence[int] | None = None,
@@ -92,7 +92,7 @@ def fuse(
         `select="cluster"`, their sizes, as for `average`.
     space
         For `ensemble`: `prob` or `logit`.
-    normalise, temperatures, mask_absent, confidence
+    normalize, temperatures, mask_absent, confidence
         Variants of AMS, see `polyfed.AMS`; `temperature` needs one number for each network.
     select, keep
         Use only some networks: `greedy` (by label coverage, from `counts`) or `cluster` (by similarity of outputs on
@@ -100,8 +100,8 @@ def fuse(
     matching, search
         Settings of `pfnm`. With `search`, labelled data `(inputs, labels)`, the best setting of a grid by accuracy on
         it is taken: use training or validation data, and say so if it was the test set.
-    distil_into, public, distillation
-        Distil the fused predictor into this model (a model string or a module, trained in place) with unlabelled
+    distill_into, public, distillation
+        Distil the fused predictor into this model (a model string or a module, trained in place) with unlabeled
         `public` inputs; without them inputs are made from the networks themselves.
     input_shape
         Shape of one input, where it cannot be read off `public` or a first linear layer.
@@ -144,14 +144,14 @@ def fuse(
         fused = Averaged(networks, space, _class_table(weights, table))
     else:
         size = {"ams-top1": 1, "ams-topk": k, "ams-full": None}[method]
-        fused = _selection(networks, size, normalise, temperatures, mask_absent, confidence, table)
+        fused = _selection(networks, size, normalize, temperatures, mask_absent, confidence, table)
     if isinstance(fused, Several):
         fused.places = chosen
     fused.eval()
-    if distil_into is None:
+    if distill_into is None:
         return fused
-    student = make_student(distil_into, shape, known_outputs(networks[0]), networks[0], seed)
-    return distil(fused, student, inputs, networks, table, shape, distillation or Distillation(), seed)
+    student = make_student(distill_into, shape, known_outputs(networks[0]), networks[0], seed)
+    return distill(fused, student, inputs, networks, table, shape, distillation or Distillation(), seed)
 
 
 def fuse_blockdiag(
@@ -199,25 +199,25 @@ def fuse_blockdiag(
 def _selection(
     networks: list[nn.Module],
     k: int | None,
-    normalise: str,
+    normalize: str,
     temperatures: Sequence[float] | None,
     mask_absent: bool,
     confidence: str,
     table: Tensor | None,
 ) -> Selection:
-    _expect("normalise", normalise, NORMALISATIONS)
+    _expect("normalize", normalize, NORMALIZATIONS)
     _expect("confidence", confidence, ("logit", "first_norm", "first_max"))
     if k is not None and k < 1:
         raise InputError(f"k is the number of networks to sum, at least 1, not {k}.")
-    if normalise == "temperature" and (temperatures is None or len(temperatures) != len(networks)):
-        raise InputError(f"normalise='temperature' needs temperatures=[...], one for each of {len(networks)} networks.")
+    if normalize == "temperature" and (temperatures is None or len(temperatures) != len(networks)):
+        raise InputError(f"normalize='temperature' needs temperatures=[...], one for each of {len(networks)} networks.")
     if mask_absent and table is None:
         raise InputError("mask_absent needs counts=[...]: the samples of each class that each network saw.")
     if confidence != "logit":
         if k != 1:
             raise InputError(f"confidence='{confidence}' chooses one network: use method 'ams-top1'.")
-        if normalise != "none":
-            raise InputError(f"confidence='{confidence}' does not compare logits, so normalise must be 'none'.")
+        if normalize != "none":
+            raise InputError(f"confidence='{confidence}' does not compare logits, so normalize must be 'none'.")
         for place, network in enumerate(networks):
             if not (hasattr(network, "stem") and hasattr(network, "middle")):
                 raise InputError(
@@ -225,8 +225,8 @@ def _selection(
                     "wrap it with polyfed.adapt(model, head=..., stem=..., input_shape=...)."
                 )
     present = (table > 0).tolist() if mask_absent and table is not None else None
-    scales = list(temperatures) if normalise == "temperature" and temperatures is not None else None
-    return Selection(networks, k, normalise, scales, present, confidence)
+    scales = list(temperatures) if normalize == "temperature" and temperatures is not None else None
+    return Selection(networks, k, normalize, scales, present, confidence)
 
 
 def _average(networks: list[nn.Module], weights: Sequence[float] | str | None, table: Tensor | None) -> nn.Module:
@@ -312,7 +312,7 @@ def fuse_files(
     model_specs
         Their model strings; fewer than paths are dealt in turn.
     method, options
-        As in `fuse`; `distil_into` must be a model string.
+        As in `fuse`; `distill_into` must be a model string.
     input_shape, num_classes
         Of the data that the networks were trained on.
     out
@@ -325,11 +325,11 @@ def fuse_files(
         A file cannot be read or does not fit its model string; or as in `fuse`.
     """
     specs = [model_specs] if isinstance(model_specs, str) else list(model_specs)
-    student = options.get("distil_into")
+    student = options.get("distill_into")
     if not specs or not paths:
         raise InputError("Nothing to fuse: name at least one file and one model.")
     if isinstance(student, nn.Module):
-        raise InputError("fuse_files needs distil_into as a model string, so that the file can be read again.")
+        raise InputError("fuse_files needs distill_into as a model string, so that the file can be read again.")
     dealt = [specs[place % len(specs)] for place in range(len(paths))]
     models = [_read_network(path, spec, input_shape, num_classes) for path, spec in zip(paths, dealt, strict=True)]
     fused = fuse(models, method, input_shape=input_shape, **options)
@@ -414,7 +414,7 @@ def _label_table(counts: Any, number: int) -> Tensor:
 
 
 def _inputs(public: Any) -> Samples:
-    """Read unlabelled inputs from samples, a data set, an array, or a pair whose labels are ignored."""
+    """Read unlabeled inputs from samples, a data set, an array, or a pair whose labels are ignored."""
     if isinstance(public, Dataset):
         return public.train
     if isinstance(public, Samples):

@@ -1,4 +1,4 @@
-"""Inputs made from a trained network alone (data impressions), to distil it where there is no data.
+"""Inputs made from a trained network alone (data impressions), to distill it where there is no data.
 
 Nayak, Mopuri, Shaj, Babu, Chakraborty, ICML 2019. https://arxiv.org/abs/1905.08114
 

@@ -15,7 +15,7 @@ from polyfed.core.checkpoint import read_json, write_atomic, write_json
 from polyfed.core.errors import InputError
 from polyfed.fusion.chain import load_chain
 from polyfed.models import build
-from polyfed.ops.selection import ensemble_scores, normalised, top_k_scores
+from polyfed.ops.selection import ensemble_scores, normalized, top_k_scores
 
 FORMAT = 1  # of the json file beside a fused model
 Rows = Sequence[Sequence[float]]
@@ -58,8 +58,8 @@ class Selection(Several):
         Any modules with logits of one size.
     k
         1 is AMS-top1, None AMS-full.
-    normalise, temperatures
-        As in `ops.selection.normalised`.
+    normalize, temperatures
+        As in `ops.selection.normalized`.
     present
         For each network which classes it knows; None: all.
     confidence
@@ -74,20 +74,20 @@ class Selection(Several):
         self,
         networks: Sequence[nn.Module],
         k: int | None = 1,
-        normalise: str = "none",
+        normalize: str = "none",
         temperatures: Sequence[float] | None = None,
         present: Rows | None = None,
         confidence: str = "logit",
     ) -> None:
         super().__init__(networks)
-        self.k, self.normalise, self.confidence = k, normalise, confidence
+        self.k, self.normalize, self.confidence = k, normalize, confidence
         self._table("temperatures", temperatures, torch.get_default_dtype())
         self._table("present", present, torch.bool)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the scores, `[B, C]`."""
         if self.confidence == "logit":
-            logits = normalised(self.logits(x), self.normalise, self.temperatures)
+            logits = normalized(self.logits(x), self.normalize, self.temperatures)
             return top_k_scores(logits, self.k, present=self.present)
         stems = [network.stem(x) for network in self.networks]
         strength = torch.stack([self._strength(stem.flatten(1)) for stem in stems])
@@ -116,7 +116,7 @@ class Selection(Several):
         """Return the other arguments of the constructor, as plain values."""
         return {
             "k": self.k,
-            "normalise": self.normalise,
+            "normalize": self.normalize,
             "temperatures": self._plain(self.temperatures),
             "present": self._plain(self.present),
             "confidence": self.confidence,

@@ -8,9 +8,9 @@ Top-k sums the logits of the k most confident networks; the gap between top-1 an
 networks disturb each other in the last layer alone. Any architectures, one set of labels.
 
 Deviations:
-    The paper names ways to make AMS cheaper (distillation with unlabelled data or none, choosing clients, choosing by
-    the first layer) without details; `distil`, `select` and `confidence` are our reading of them.
-    `normalise` and `mask_absent` are not in the paper. With `mask_absent` a network abstains from classes it has no
+    The paper names ways to make AMS cheaper (distillation with unlabeled data or none, choosing clients, choosing by
+    the first layer) without details; `distill`, `select` and `confidence` are our reading of them.
+    `normalize` and `mask_absent` are not in the paper. With `mask_absent` a network abstains from classes it has no
     samples of; among several chosen networks only those that know a class are summed for it.
     The fused predictor is not sent back; clients keep their own networks and are measured with them
     (under `own`).
@@ -42,7 +42,7 @@ from polyfed.ops.selection import (
     cluster_heads,
     fit_temperature,
     greedy_cover,
-    normalised,
+    normalized,
     top_k_scores,
 )
 
@@ -56,7 +56,7 @@ class AMS(OneShot):
     top_k
         How many of the most confident networks are summed: 1 is AMS-top1; 0 or `all` is AMS-full, which has the same
         labels as the mean of all logits.
-    normalise
+    normalize
         Put the networks' logits on a common scale first: `temperature` (each client fits one number on its validation
         data, or training data if it has none), `zscore` (over the classes of each input), or `none`.
     mask_absent
@@ -68,9 +68,9 @@ class AMS(OneShot):
         Keep only some networks: `greedy` adds the one with the most labels not yet covered, `cluster` groups them by
         their outputs on public data and keeps the one with most samples of each group; at most `keep` networks
         (0: no limit). `all` keeps everything.
-    distil, student
-        Distil AMS into one small model: `unlabelled` with public data, `zero_shot` with inputs made from the networks.
-    distil_temperature, distil_epochs, distil_lr
+    distill, student
+        Distil AMS into one small model: `unlabeled` with public data, `zero_shot` with inputs made from the networks.
+    distill_temperature, distill_epochs, distill_lr
         Of the distillation, T²·KL(teacher || student); a temperature of 0 stands for 2, or 20 for `zero_shot`.
         Batches are as large as the run's.
     impressions, impression_steps
@@ -82,16 +82,16 @@ class AMS(OneShot):
     sends: ClassVar[str] = "the trained weights and the number of samples, once"
 
     top_k: Count | Literal["all"] = 1
-    normalise: Literal["none", "temperature", "zscore"] = "none"
+    normalize: Literal["none", "temperature", "zscore"] = "none"
     mask_absent: bool = False
     confidence: Literal["logit", "first_norm", "first_max"] = "logit"
     select: Literal["all", "greedy", "cluster"] = "all"
     keep: Count = 0
-    distil: Literal["none", "unlabelled", "zero_shot"] = "none"
+    distill: Literal["none", "unlabeled", "zero_shot"] = "none"
     student: str = "mlp:2"
-    distil_temperature: NotNegative = 0.0
-    distil_epochs: AtLeastOne = 20
-    distil_lr: Positive = 1e-3
+    distill_temperature: NotNegative = 0.0
+    distill_epochs: AtLeastOne = 20
+    distill_lr: Positive = 1e-3
     impressions: AtLeastOne = 20
     impression_steps: AtLeastOne = 1000
 
@@ -100,9 +100,9 @@ class AMS(OneShot):
         super().check()
         if self.confidence != "logit" and self.top_k != 1:
             raise InputError(f"{self.name}: confidence='{self.confidence}' chooses one network, so top_k must be 1.")
-        if self.confidence != "logit" and self.normalise != "none":
+        if self.confidence != "logit" and self.normalize != "none":
             raise InputError(
-                f"{self.name}: confidence='{self.confidence}' does not compare logits, so normalise must be 'none'."
+                f"{self.name}: confidence='{self.confidence}' does not compare logits, so normalize must be 'none'."
             )
         if self.select == "cluster" and self.keep < 1:
             raise InputError(f"{self.name}: select='cluster' needs keep, the number of groups.")
@@ -110,7 +110,7 @@ class AMS(OneShot):
     def requirements(self) -> frozenset[str]:
         """Distillation and clustering need public data, the first layer a model that can be cut there."""
         needs = set(self.needs)
-        if self.distil == "unlabelled" or self.select == "cluster":
+        if self.distill == "unlabeled" or self.select == "cluster":
             needs.add("public")
         if self.confidence != "logit":
             needs.add("split3")
@@ -118,7 +118,7 @@ class AMS(OneShot):
 
     def tells_counts(self) -> bool:
         """Masks, greedy choice and data impressions need to know which labels a client has."""
-        return self.mask_absent or self.select == "greedy" or self.distil == "zero_shot"
+        return self.mask_absent or self.select == "greedy" or self.distill == "zero_shot"
 
     # --- client ---
 
@@ -126,7 +126,7 @@ class AMS(OneShot):
         """Return the network, the number of samples, and the fitted temperature where one is used."""
         message = super().upload(client, ctx)
         message.meta["samples"] = len(client.train)
-        if self.normalise == "temperature":
+        if self.normalize == "temperature":
             held = client.data.validation
             known = held if held is not None and len(held) else client.train
             message.meta["temperature"] = fit_temperature(logits_of(client.main, known), known.labels().to(ctx.device))
@@ -136,20 +136,20 @@ class AMS(OneShot):
 
     def setup_server(self, server: Party, infos: Mapping[int, ClientInfo], ctx: Context) -> None:
         """Build the student, if AMS is to be distilled."""
-        if self.distil != "none":
-            server.models["main"] = ctx.initialised(
+        if self.distill != "none":
+            server.models["main"] = ctx.initialized(
                 "student", lambda: build(self.student, ctx.input_shape, ctx.num_classes)
             )
 
     def fuse(self, server: Party, replies: Mapping[int, Message], step: Step, ctx: Context) -> None:
-        """Keep the uploads (or some of them), and distil them if asked for."""
+        """Keep the uploads (or some of them), and distill them if asked for."""
         super().fuse(server, replies, step, ctx)
         if self.select != "all":
             kept = {str(client) for client in self.chosen_clients(server, ctx)}
             server.memory["uploads"] = {c: upload for c, upload in server.memory["uploads"].items() if c in kept}
             ctx.log("kept", self.held(server))
-        if self.distil != "none":
-            self.distil_into_student(server, ctx)
+        if self.distill != "none":
+            self.distill_into_student(server, ctx)
 
     def chosen_clients(self, server: Party, ctx: Context) -> list[int]:
         """Return the clients whose networks are kept."""
@@ -164,7 +164,7 @@ class AMS(OneShot):
 
     def fused_scores(self, server: Party, x: Tensor, ctx: Context) -> Tensor:
         """Return AMS's scores, or the student's logits."""
-        if self.distil != "none":
+        if self.distill != "none":
             logits: Tensor = server.main(x)
             return logits
         return self.ams_scores(server, x, ctx)
@@ -175,10 +175,10 @@ class AMS(OneShot):
         if self.confidence != "logit":
             return self.first_layer_scores(server, x, present, ctx)
         logits = self.network_outputs(server, x, ctx)
-        if self.normalise == "temperature":
-            logits = normalised(logits, "temperature", torch.tensor(self.about(server, "temperature")))
-        elif self.normalise == "zscore":
-            logits = normalised(logits, "zscore")
+        if self.normalize == "temperature":
+            logits = normalized(logits, "temperature", torch.tensor(self.about(server, "temperature")))
+        elif self.normalize == "zscore":
+            logits = normalized(logits, "zscore")
         k = None if self.top_k in (0, "all") else int(self.top_k)
         return top_k_scores(logits, k, present=present)
 
@@ -201,27 +201,27 @@ class AMS(OneShot):
 
     # --- distillation at the server ---
 
-    def distil_into_student(self, server: Party, ctx: Context) -> None:
+    def distill_into_student(self, server: Party, ctx: Context) -> None:
         """Fit the student to the scores of AMS on public data or on data impressions."""
-        zero_shot = self.distil == "zero_shot"
+        zero_shot = self.distill == "zero_shot"
         data = self.make_impressions(server, ctx) if zero_shot else server.public
         with torch.no_grad():
             target = torch.cat([self.ams_scores(server, x.to(ctx.device), ctx) for x, _ in data.chunks(CHUNK)])
         training = replace(
-            ctx.training, optimizer="adam", lr=self.distil_lr, decay=1.0, round_decay=1.0, weight_decay=0.0, clip=None
+            ctx.training, optimizer="adam", lr=self.distill_lr, decay=1.0, round_decay=1.0, weight_decay=0.0, clip=None
         )
         stage = Stage(
             self.distance,
             data=data,
             columns={"target": target},
-            epochs=self.distil_epochs,
+            epochs=self.distill_epochs,
             training=training,
         )
-        ctx.log("distil_loss", ctx.run(stage, server, "distil"))
+        ctx.log("distill_loss", ctx.run(stage, server, "distill"))
 
     def distance(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
         """Return T²·KL(softmax(scores / T) || softmax(student / T))."""
-        temperature = self.distil_temperature or (20.0 if self.distil == "zero_shot" else 2.0)
+        temperature = self.distill_temperature or (20.0 if self.distill == "zero_shot" else 2.0)
         return temperature**2 * kl_divergence(nets["main"](batch.x), batch["target"], temperature)
 
     def make_impressions(self, server: Party, ctx: Context) -> Samples:

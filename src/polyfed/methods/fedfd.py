@@ -3,7 +3,7 @@
 Li, Wang, Xu et al. 2025. https://arxiv.org/abs/2507.10348
 
 HeteroFL, and after every average the server distils the *features* of the uploaded networks into the global one, on
-unlabelled public data U. Networks of one width are one teacher, the mean of their features; the global features reach
+unlabeled public data U. Networks of one width are one teacher, the mean of their features; the global features reach
 the width of a teacher by a projection with orthonormal columns, M = exp(W)[:, :d] with W skew-symmetric. Equation
 numbers are those of docs/methods/fedfd.md. Clients take levels with their models: `levels("cnn:16-32-64", "a-d-g")`.
 
@@ -99,7 +99,7 @@ class FedFD(HeteroFL):
         As in HeteroFL, with other defaults; without aggregation only `static_bn` counts, and for the server only.
         Mind that `static_bn=False` averages running statistics of unlike widths.
     view, buffers, pretrain_epochs
-        As in FedAvg, for the average only. To distil, `view` is `prefix` (or `full`, for one architecture), and
+        As in FedAvg, for the average only. To distill, `view` is `prefix` (or `full`, for one architecture), and
         `buffers="local"` needs `static_bn`; the server distils after pre-training too.
     """
 
@@ -247,7 +247,7 @@ class FedFD(HeteroFL):
         if self.kind == "none":
             return
         lessons = ((client, self.lesson(server, client, reply, ctx)) for client, reply in replies.items())
-        self.distil(server, lessons, server.public, ctx)
+        self.distill(server, lessons, server.public, ctx)
         architecture = self.global_architecture(ctx)
         assert architecture is not None  # that of the network just distilled into
         own, slots = state_of(server.main), self.all_slots(architecture, ctx)
@@ -274,16 +274,16 @@ class FedFD(HeteroFL):
             return
         server.memory["subset_seed"] = subset_seed(ctx)
         lessons = ((client, reply.data) for client, reply in replies.items())
-        if self.distil(server, lessons, self.exchange.public_subset(server), ctx):
+        if self.teach_server(server, lessons, self.exchange.public_subset(server), ctx):
             server.memory["taught"] = True  # until then its logits are noise, and clients get none
         if self.static_bn:
             collect_statistics(server.main, server.public, ctx.training.batch_size)
 
-    def distil(self, server: Party, lessons: Lessons, data: Samples, ctx: Context) -> bool:
+    def teach_server(self, server: Party, lessons: Lessons, data: Samples, ctx: Context) -> bool:
         """Train the server's network, and the projections of this round's teachers, on U; tell whether any taught."""
         columns = self.targets(server, lessons, ctx) if self.distill_epochs else {}
         if not columns:
-            return False  # no epochs, or all clients are as wide as the server and averaged: nothing to distil
+            return False  # no epochs, or all clients are as wide as the server and averaged: nothing to distill
         if not self.proj_persist:
             self.draw_projections(server, ctx)
         training = Training(

@@ -126,7 +126,7 @@ class FedMDGlobal(FedMD):
                 )
             return largest.build().to(ctx.device)
         spec, outputs = self.server_model, ctx.num_classes + (ctx.public_classes or 0)
-        return ctx.initialised(spec, lambda: build(spec, ctx.input_shape, outputs))
+        return ctx.initialized(spec, lambda: build(spec, ctx.input_shape, outputs))
 
     def fuse(self, server: Party, replies: Mapping[int, Message], step: Step, ctx: Context) -> None:
         """Average the logits, then let M_g learn from them as the clients will."""

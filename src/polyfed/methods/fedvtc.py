@@ -226,7 +226,7 @@ class FedVTC(Method):
     def setup_client(self, client: Party, ctx: Context) -> None:
         """Give the client a decoder: the same initial one for all, or their mean would mean nothing."""
         build = partial(VTC, cast(int, client.main.feature_dim), ctx.input_shape, self.sigma_init)
-        client.models["vtc"] = ctx.initialised("vtc", build)
+        client.models["vtc"] = ctx.initialized("vtc", build)
 
     def local(self, client: Party, step: Step, ctx: Context) -> Local:
         """Train and tell prototypes; send the decoder; or fine-tune on decoded images."""

@@ -15,7 +15,7 @@ from scipy.cluster.hierarchy import fcluster, linkage  # type: ignore[import-unt
 from torch import Tensor
 
 ABSENT = -1e9  # the score of a class that no chosen network knows: finite, so that losses stay numbers
-NORMALISATIONS = ("none", "temperature", "zscore")
+NORMALIZATIONS = ("none", "temperature", "zscore")
 _TINY = 1e-6
 
 
@@ -80,7 +80,7 @@ def class_weights(counts: Tensor) -> Tensor:
     return counts / counts.sum(dim=0, keepdim=True).clamp_min(_TINY)
 
 
-def normalised(logits: Tensor, how: str = "none", temperatures: Tensor | None = None) -> Tensor:
+def normalized(logits: Tensor, how: str = "none", temperatures: Tensor | None = None) -> Tensor:
     """Return logits on a scale of their own for each network.
 
     `temperature`: divided by one number for each network; `zscore`: mean 0 and standard deviation 1 over the classes of
