@@ -50,6 +50,15 @@ class Blueprint:
     frozen: frozenset[str] = frozenset()  # parameters without gradients: they stay as in `initial`, at every party
     random: bool = False  # its passes draw from torch's global generator (functional dropout, noise)
 
+    def running_statistics(self) -> frozenset[str]:
+        """Return the names of BatchNorm means and variances."""
+        return frozenset(filter(is_running_statistic, self.buffers))
+
+
+def is_running_statistic(name: str) -> bool:
+    """Tell whether a tensor is a mean or variance of BatchNorm."""
+    return name.endswith(("running_mean", "running_var"))
+
 
 @dataclass
 class PartyData:
@@ -133,6 +142,20 @@ class Context:
     run_stage: Callable[[Any, Party, str], float] | None = field(default=None, repr=False)
     records: dict[str, Any] = field(default_factory=dict, repr=False)
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)  # what can be computed again: not checkpointed
+
+    def cached(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Return what `make` makes, made once in a run for this key: it must depend on nothing that changes."""
+        if key not in self.cache:
+            self.cache[key] = make()
+        return self.cache[key]
+
+    def replica(self, architecture: str) -> nn.Module:
+        """Return the server's network of an architecture, built once: load a state into it before use."""
+        blueprint = self.blueprints[architecture]
+        assert blueprint.build is not None, f"the server cannot build {architecture}"
+        build = blueprint.build
+        module: nn.Module = self.cached(("replica", architecture), lambda: build().to(self.device))
+        return module
 
     def rng(self, purpose: str, party: Party | int | None = None) -> torch.Generator:
         """Return a fresh generator for this purpose, this round and this party (None: the server)."""

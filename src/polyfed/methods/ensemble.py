@@ -105,13 +105,7 @@ class OneShot(Method):
 
     def module(self, client: int, ctx: Context) -> nn.Module:
         """Return a module of a client's architecture (not its weights), built once for each architecture."""
-        blueprint = ctx.blueprints[ctx.infos[client].architecture]
-        key = "one-shot module", blueprint.name
-        if key not in ctx.cache:
-            assert blueprint.build is not None
-            ctx.cache[key] = blueprint.build().to(ctx.device)
-        module: nn.Module = ctx.cache[key]
-        return module
+        return ctx.replica(ctx.infos[client].architecture)
 
     def network_output(self, server: Party, client: int, x: Tensor, ctx: Context) -> Tensor:
         """Return the logits of one uploaded network, in prediction mode."""

@@ -86,9 +86,7 @@ class FedAvg(Method):
 
     def policy(self, ctx: Context) -> View:
         """Return the view policy for the architectures of this federation."""
-        if "view" not in ctx.cache:
-            ctx.cache["view"] = resolve_view(self.view, ctx.blueprints, self.buffers == "average")
-        policy: View = ctx.cache["view"]
+        policy: View = ctx.cached("view", lambda: resolve_view(self.view, ctx.blueprints, self.buffers == "average"))
         return policy
 
     def setup_server(self, server: Party, infos: Mapping[int, ClientInfo], ctx: Context) -> None:
@@ -115,10 +113,8 @@ class FedAvg(Method):
 
     def slots(self, server: Party, info: ClientInfo, ctx: Context) -> IndexMap:
         """Return the client's view: it depends on its architecture only."""
-        key = "slots", info.architecture
-        if key not in ctx.cache:
-            ctx.cache[key] = self.policy(ctx).slots(ctx.blueprints[info.architecture], ctx.blueprints)
-        slots: IndexMap = ctx.cache[key]
+        own = ctx.blueprints[info.architecture]
+        slots: IndexMap = ctx.cached(("slots", own.name), lambda: self.policy(ctx).slots(own, ctx.blueprints))
         return slots
 
     def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:

@@ -48,7 +48,7 @@ from polyfed.core.stage import Aux, Batch, Stage
 from polyfed.core.statistics import collect_statistics
 from polyfed.core.views import largest_first
 from polyfed.methods.fedmd import FedMD, subset_seed
-from polyfed.methods.heterofl import HeteroFL, replica, running_statistics
+from polyfed.methods.heterofl import HeteroFL
 from polyfed.ops.distance import kl_divergence
 from polyfed.ops.projection import (
     LinearProjection,
@@ -247,7 +247,7 @@ class FedFD(HeteroFL):
         if self.kind == "none":
             return
         lessons = ((client, self.lesson(server, client, reply, ctx)) for client, reply in replies.items())
-        self.distill(server, lessons, server.public, ctx)
+        self.teach_server(server, lessons, server.public, ctx)
         architecture = self.global_architecture(ctx)
         assert architecture is not None  # that of the network just distilled into
         own, slots = state_of(server.main), self.all_slots(architecture, ctx)
@@ -261,9 +261,9 @@ class FedFD(HeteroFL):
         features = self.kind == "feature" and (self.full_group or blueprint.feature_dim != server.main.feature_dim)
         if not features and not self.logit_weight:
             return {}
-        model = replica(blueprint, ctx)
+        model = ctx.replica(blueprint.name)
         load_state(model, reply.params["main"])
-        if running_statistics(blueprint) - reply.params["main"].keys():
+        if blueprint.running_statistics() - reply.params["main"].keys():
             collect_statistics(model, server.public, ctx.training.batch_size)
         return answers(model, server.public, features, bool(self.logit_weight))
 

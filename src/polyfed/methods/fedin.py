@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -190,10 +191,10 @@ class FedIN(FedProx):
         for client, info in sorted(infos.items()):
             blueprint = ctx.blueprints[info.architecture]
             if blueprint.build is not None:
-                key = "fedin/cuts", info.architecture
-                if key not in ctx.cache:
-                    ctx.cache[key] = cut_shapes(blueprint.build(), ctx.input_shape)
-                cuts["s_in"][client], cuts["s_out"][client] = ctx.cache[key]
+                key, model = ("fedin/cuts", info.architecture), ctx.replica(info.architecture)
+                cuts["s_in"][client], cuts["s_out"][client] = ctx.cached(
+                    key, partial(cut_shapes, model, ctx.input_shape)
+                )
             elif blueprint.feature_dim is not None:
                 cuts["s_out"][client] = (blueprint.feature_dim,)
         return cuts
@@ -313,19 +314,18 @@ class FedIN(FedProx):
         """Return the shapes of this client's s_in and s_out."""
         assert client.info is not None
         key = "fedin/cuts", client.info.architecture
-        if key not in ctx.cache:
-            ctx.cache[key] = cut_shapes(client.main, ctx.input_shape)
-        shapes: tuple[Shape, Shape] = ctx.cache[key]
+        shapes: tuple[Shape, Shape] = ctx.cached(key, lambda: cut_shapes(client.main, ctx.input_shape))
         return shapes
 
     def middle_names(self, client: Party, ctx: Context) -> tuple[str, ...]:
         """Return which of this client's parameters belong to its middle and may move."""
         assert client.info is not None
-        key = "fedin/middle", client.info.architecture
-        if key not in ctx.cache:
+
+        def make() -> tuple[str, ...]:
             parts, frozen = parameter_parts(client.main, ctx.input_shape), frozen_names(client.main)
-            ctx.cache[key] = tuple(name for name, part in parts.items() if part == "middle" and name not in frozen)
-        names: tuple[str, ...] = ctx.cache[key]
+            return tuple(name for name, part in parts.items() if part == "middle" and name not in frozen)
+
+        names: tuple[str, ...] = ctx.cached(("fedin/middle", client.info.architecture), make)
         return names
 
     def local(self, client: Party, step: Step, ctx: Context) -> Local:

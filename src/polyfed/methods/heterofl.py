@@ -22,14 +22,14 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from polyfed.core.errors import InputError
 from polyfed.core.fields import Positive, SomeShare
 from polyfed.core.message import Message
 from polyfed.core.method import Local, Plan, Step
-from polyfed.core.party import Blueprint, ClientInfo, Context, Party, load_state
+from polyfed.core.party import Blueprint, ClientInfo, Context, Party, is_running_statistic, load_state
 from polyfed.core.stage import Aux, Batch, Stage
 from polyfed.core.statistics import collect_statistics
 from polyfed.core.views import largest_first
@@ -117,7 +117,7 @@ class HeteroFL(FedAvg):
         if not self.static_bn:
             return
         for blueprint in ctx.blueprints.values():
-            for name in running_statistics(blueprint):
+            for name in blueprint.running_statistics():
                 server.state.pop(name, None)
                 server.state[f"{blueprint.name}::{name}"] = blueprint.initial[name].clone()
         self.refresh(server, ctx)
@@ -131,13 +131,13 @@ class HeteroFL(FedAvg):
 
     def all_slots(self, blueprint: Blueprint, ctx: Context) -> IndexMap:
         """Return the places of slices and, with static BatchNorm, of this width's own statistics."""
-        key = "all_slots", blueprint.name
-        if key not in ctx.cache:
-            slots = self.policy(ctx).slots(blueprint, ctx.blueprints)
-            if self.static_bn:
-                slots |= {name: Slot(f"{blueprint.name}::{name}") for name in running_statistics(blueprint)}
-            ctx.cache[key] = slots
-        found: IndexMap = ctx.cache[key]
+
+        def make() -> IndexMap:
+            statistics = blueprint.running_statistics() if self.static_bn else frozenset()
+            own = {name: Slot(f"{blueprint.name}::{name}") for name in statistics}
+            return self.policy(ctx).slots(blueprint, ctx.blueprints) | own
+
+        found: IndexMap = ctx.cached(("all_slots", blueprint.name), make)
         return found
 
     def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
@@ -145,7 +145,7 @@ class HeteroFL(FedAvg):
         if step.name == "evaluate" and self.measure == "own":
             return Message()
         blueprint = ctx.blueprints[info.architecture]
-        statistics = running_statistics(blueprint) if self.static_bn else set()
+        statistics = blueprint.running_statistics() if self.static_bn else set()
         if step.name == STATISTICS.name and not statistics:
             return Message()
         slots = self.all_slots(blueprint, ctx)
@@ -178,10 +178,10 @@ class HeteroFL(FedAvg):
         """Collect statistics on the public data: of the global network, and of all widths if slices are measured."""
         widest = self.global_architecture(ctx)
         for blueprint in ctx.blueprints.values():
-            statistics = running_statistics(blueprint)
+            statistics = blueprint.running_statistics()
             if statistics and (self.measure == "slice" or blueprint is widest):
                 slots = self.all_slots(blueprint, ctx)
-                model = replica(blueprint, ctx)
+                model = ctx.replica(blueprint.name)
                 load_state(model, extract(server.state, {n: s for n, s in slots.items() if n not in statistics}))
                 collect_statistics(model, server.public, ctx.training.batch_size)
                 own = model.state_dict()
@@ -231,29 +231,9 @@ class HeteroFL(FedAvg):
         if not client.inbox.params:
             return Message()
         batches = collect_statistics(client.main, client.train, ctx.training.batch_size)
-        names = running_statistics_of(client.main)
         state = client.main.state_dict()
+        names = [name for name in state if is_running_statistic(name)]
         return Message(params={"main": {name: state[name].clone() for name in names}}, meta={"batches": batches})
-
-
-def running_statistics(blueprint: Blueprint) -> set[str]:
-    """Return the names of BatchNorm means and variances."""
-    return {n for n in blueprint.buffers if n.endswith(("running_mean", "running_var"))}
-
-
-def running_statistics_of(model: nn.Module) -> list[str]:
-    """Return the names of BatchNorm means and variances of a module."""
-    return [name for name, _ in model.named_buffers() if name.endswith(("running_mean", "running_var"))]
-
-
-def replica(blueprint: Blueprint, ctx: Context) -> nn.Module:
-    """Return the server's network of an architecture, built once: load a state into it before use."""
-    key = "replica", blueprint.name
-    if key not in ctx.cache:
-        assert blueprint.build is not None, f"the server cannot build {blueprint.name}"
-        ctx.cache[key] = blueprint.build().to(ctx.device)
-    model: nn.Module = ctx.cache[key]
-    return model
 
 
 def _batches(reply: Message) -> float:
