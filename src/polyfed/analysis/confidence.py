@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import rankdata  # type: ignore[import-untyped]
 from torch import nn
 
 from polyfed.core.alone import train_alone
@@ -42,10 +41,11 @@ def log10_confidence(model: nn.Module, samples: Samples) -> np.ndarray:
 
 
 def auroc(positive: np.ndarray, negative: np.ndarray) -> float:
-    """Return the chance that a positive value is larger than a negative one (ties count half)."""
-    ranks = rankdata(np.concatenate([positive, negative]))
-    n, m = len(positive), len(negative)
-    return float((ranks[:n].sum() - n * (n + 1) / 2) / (n * m))
+    """Return how well values tell two groups apart: 1 if every positive is larger, 0.5 for no difference."""
+    from sklearn.metrics import roc_auc_score  # type: ignore[import-untyped]
+
+    held = np.repeat([1, 0], [len(positive), len(negative)])
+    return float(roc_auc_score(held, np.concatenate([positive, negative])))
 
 
 def compare_confidence(model: nn.Module, samples: Samples, trained: Sequence[int]) -> dict[str, Any]:

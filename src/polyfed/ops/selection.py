@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from scipy.cluster.hierarchy import fcluster, linkage  # type: ignore[import-untyped]
+from scipy.optimize import minimize_scalar  # type: ignore[import-untyped]
 from torch import Tensor
 
 ABSENT = -1e9  # the score of a class that no chosen network knows: finite, so that losses stay numbers
@@ -98,26 +99,14 @@ def normalized(logits: Tensor, how: str = "none", temperatures: Tensor | None = 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     """Return the temperature T in [0.05, 20] at which `softmax(logits / T)` has the least cross-entropy.
 
-    The cross-entropy is convex in 1/T, so a golden-section search over log T finds it.
+    The cross-entropy is convex in 1/T, so over log T it has one minimum.
     """
 
     def cost(log_temperature: float) -> float:
         return float(torch.nn.functional.cross_entropy(logits.double() / math.exp(log_temperature), labels))
 
-    low, high = math.log(0.05), math.log(20.0)
-    ratio = (math.sqrt(5.0) - 1.0) / 2.0
-    left, right = high - ratio * (high - low), low + ratio * (high - low)
-    cost_left, cost_right = cost(left), cost(right)
-    for _ in range(40):
-        if cost_left <= cost_right:
-            high, right, cost_right = right, left, cost_left
-            left = high - ratio * (high - low)
-            cost_left = cost(left)
-        else:
-            low, left, cost_left = left, right, cost_right
-            right = low + ratio * (high - low)
-            cost_right = cost(right)
-    return math.exp((low + high) / 2)
+    bounds = math.log(0.05), math.log(20.0)
+    return math.exp(minimize_scalar(cost, bounds=bounds, method="bounded", options={"xatol": 1e-9}).x)
 
 
 def greedy_cover(counts: Tensor, keep: int | None = None) -> list[int]:
