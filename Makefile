@@ -31,8 +31,14 @@ browser:  # the report is tested in a real browser; a CI machine gets one, elsew
 	@if [ "$$CI" = true ] && ! command -v chromium >/dev/null && command -v apt-get >/dev/null; then \
 		(apt-get update && apt-get install -y --no-install-recommends chromium) >/dev/null 2>&1 || true; fi
 
-test: $(TESTED) browser  ## run all tests
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow'
+test: $(TESTED) browser  ## run the tests (without real federations, which take as long again)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow' --ignore tests/flower --durations 10
+
+# Federations of real processes wait for each other most of the time, so more of them run at once than there are cores.
+test-flower: $(TESTED)  ## run the tests with real servers and sites
+	$(BIN)/python -m pytest -n 4 --dist loadgroup -m 'not slow' tests/flower
+
+test-all: test test-flower test-avx2  ## run all tests
 
 test-avx2: $(TESTED)  ## run the tests of networks, engines and methods as on a processor without AVX-512
 	ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m pytest tests/models tests/contract tests/engines tests/ops tests/golden \
@@ -53,4 +59,4 @@ bench: $(STAMP)  ## measure speed and memory (ratios in one run)
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-.PHONY: help setup demo test test-avx2 browser faults check bench clean
+.PHONY: help setup demo test test-flower test-all test-avx2 browser faults check bench clean
