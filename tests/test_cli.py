@@ -103,8 +103,10 @@ def test_listings(listing):
     done = polyfed(listing)
     assert done.returncode == 0
     names = [str(row["method" if listing == "methods" else "name"]) for row in rows]
-    printed = [word for line in done.stdout.splitlines() for word in line.split()[:4] if word in names]
-    assert list(dict.fromkeys(printed)) == names
+    heading = next(line for line in done.stdout.splitlines() if line.strip())
+    start = heading.index("method" if listing == "methods" else "name")
+    printed = [line[start:].split()[0] for line in done.stdout.splitlines() if line[start:].strip()]
+    assert [word for word in printed if word in names] == names
 
 
 def test_one_method_or_model_in_full():

@@ -297,6 +297,25 @@ def test_models_of_a_script_are_told_apart_in_any_process():
     assert described(nn.Linear(2, 3)) == described(nn.Linear(2, 3)) != described(nn.Linear(2, 4))
 
 
+@pytest.mark.parametrize(("activation", "width"), [("Tanh", 16), ("ReLU", 32)])
+def test_a_resume_with_another_network_of_the_same_name_is_refused(tmp_path, activation, width):
+    from torch import nn
+
+    clients = pf.split("digits", clients=2, by="iid", seed=0)
+
+    def maker(activation, width):
+        def build():
+            inner = getattr(nn, activation)()
+            return nn.Sequential(nn.Flatten(), nn.Linear(64, width), inner, nn.Linear(width, 10))
+
+        return build
+
+    pf.run("fedavg", clients, maker("ReLU", 16), rounds=1, out=tmp_path / "a")
+    pf.run("fedavg", clients, maker("ReLU", 16), rounds=1, out=tmp_path / "a", resume=True)
+    with pytest.raises(RunDirectoryError, match="networks was"):
+        pf.run("fedavg", clients, maker(activation, width), rounds=1, out=tmp_path / "a", resume=True)
+
+
 def test_a_run_from_python_and_from_the_command_line_are_one_configuration(tmp_path):
     assert polyfed("run", "--method", "local", *SMALL, "--out", tmp_path / "a", "--quiet").returncode == 0
     clients = pf.split(pf.load("digits", limit=120), clients=3, by="dirichlet:0.5")

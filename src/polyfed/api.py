@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from polyfed.core.errors import InputError, RunDirectoryError
 from polyfed.core.federation import Federation, Line, few
 from polyfed.core.method import EVALUATE, Method
 from polyfed.core.needs import check_needs
-from polyfed.core.party import ClientInfo
+from polyfed.core.party import Blueprint, ClientInfo
 from polyfed.core.rundir import RunDirectory
 from polyfed.core.settings import Evaluation, Execution, Participation, Settings, Training
 from polyfed.data import Clients
@@ -147,6 +147,8 @@ def execute(
     from polyfed.terminal.live import showing
 
     federation, infos = prepare(config.method, clients, models, config.settings(), config.models)
+    if not all(isinstance(model, str) for model in models):
+        config = replace(config, networks=structure_of(federation.backend.blueprints))
     directory = _directory(out, config, resume)
     federation.directory = directory
     shown = False if progress is None and observers else progress  # whoever observes shows it
@@ -275,6 +277,18 @@ def described(model: ModelSpec) -> str:
         shapes = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in model.state_dict().items()]
         return f"{label_of(model)}#{hashlib.sha256(f'{model!r}|{shapes}'.encode()).hexdigest()[:12]}"
     return f"{getattr(model, '__module__', '')}:{getattr(model, '__qualname__', type(model).__name__)}"
+
+
+def structure_of(blueprints: Mapping[str, Blueprint]) -> str:
+    """Return a checksum of networks that came as objects: a function may build another one under its old name.
+
+    Their layers and tensors count, not their weights: a script that makes them anew draws other ones.
+    """
+    parts = [
+        (name, repr(found.build() if found.build else None), sorted(found.shapes.items()), sorted(found.frozen))
+        for name, found in sorted(blueprints.items())
+    ]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 def _directory(out: str | Path | None, config: Config, resume: bool) -> RunDirectory | None:

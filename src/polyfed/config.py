@@ -161,8 +161,9 @@ class Config:
         Number of rounds.
     seed
         Seed of everything random.
-    script, fingerprint
-        Parts that only a script can make again (objects instead of names); a checksum of the data as it was split.
+    script, fingerprint, networks
+        Parts that only a script can make again (objects instead of names); checksums of the data as it was split, and
+        of the structure of networks that came as objects.
     """
 
     method: Method
@@ -177,6 +178,7 @@ class Config:
     execution: Execution = field(default_factory=Execution)
     script: tuple[str, ...] = ()
     fingerprint: str = ""
+    networks: str = ""
 
     def __post_init__(self) -> None:
         check_fields(self, "run")
@@ -215,7 +217,11 @@ class Config:
         options = dict(dumped["method"])
         method = methods.make(options.pop("name"), options)
         parts = {key: kind(**known_fields(key, kind, dumped.get(key, {}))) for key, kind in SECTIONS.items()}
-        plain = {key: dumped[key] for key in ("rounds", "seed", "label", "script", "fingerprint") if key in dumped}
+        plain = {
+            key: dumped[key]
+            for key in ("rounds", "seed", "label", "script", "fingerprint", "networks")
+            if key in dumped
+        }
         return Config(method=method, **plain, **parts)
 
 

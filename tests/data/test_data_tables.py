@@ -39,6 +39,18 @@ def test_an_identifier_is_not_a_feature(tmp_path, name):
     assert "is an identifier" in split(data, clients=2).describe()
 
 
+@pytest.mark.parametrize("name", ["id", "patient_id", "patientid"])
+def test_a_patient_with_several_rows_is_no_feature_either(name):
+    part = table(**{name: [1, 1, 2, 2, 3, 3], "age": AGES})
+    assert load(part, test=part).features == ("age",)
+
+
+@pytest.mark.parametrize("name", ["subject", "record_number", "row", "sample", "key"])
+def test_a_number_of_its_own_in_every_row_is_no_feature(name):
+    part = table(**{name: [17, 4, 99, 3, 5, 6], "age": AGES})
+    assert load(part, test=part).features == ("age",)
+
+
 def test_an_identifier_that_is_named_is_a_feature(tmp_path):
     file = saved(tmp_path, id=[17, 4, 99, 3, 5, 6], age=AGES)
     data = load(file, test=file, inputs=["id", "age"], normalize=False)
@@ -49,7 +61,7 @@ def test_an_identifier_that_is_named_is_a_feature(tmp_path):
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("id", [1, 1, 2, 2, 3, 3]),  # repeats
+        ("subject", [1, 1, 2, 2, 3, 3]),  # repeats: it may be the school subject
         ("patient_id", [0.5, 1.5, 2.5, 3.5, 4.5, 5.5]),  # not whole
         ("age_index", [1, 2, 3, 4, 5, 6]),  # a measurement
         ("width", [1, 2, 3, 4, 5, 6]),

@@ -1,9 +1,11 @@
 """Networks that draw random numbers by themselves: the same seed gives the same bits, whoever runs them and when."""
 
 import logging
+import random
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -65,6 +67,14 @@ class Noise(FunctionalDropout):
         return self.last(self.first(x).relu() * torch.bernoulli(torch.full((16,), 0.8)))
 
 
+class OtherGenerators(FunctionalDropout):
+    """Draws from Python's and NumPy's generators (stochastic depth, mixing of samples)."""
+
+    def forward(self, x):
+        factor = (random.random() + 0.5) * float(np.random.uniform(0.5, 1.5))
+        return self.last(self.first(x.flatten(1)).relu() * factor)
+
+
 class ModuleDropout(FunctionalDropout):
     def __init__(self):
         super().__init__()
@@ -74,7 +84,7 @@ class ModuleDropout(FunctionalDropout):
         return self.last(self.drop(self.first(x.flatten(1)).relu()))
 
 
-RANDOM = [FunctionalDropout, AlwaysDropout, Recurrent, Attention, Noise]
+RANDOM = [FunctionalDropout, AlwaysDropout, Recurrent, Attention, Noise, OtherGenerators]
 networks = pytest.mark.parametrize("network", [*RANDOM, ModuleDropout], ids=lambda kind: kind.__name__)
 
 

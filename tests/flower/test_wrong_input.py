@@ -13,6 +13,7 @@ from pathlib import Path
 
 import faulty
 import httpx
+import numpy as np
 import pytest
 from processes import FLOWER
 from typer.testing import CliRunner
@@ -322,3 +323,11 @@ def test_the_commands_by_themselves_print_brackets(tmp_path):
         timeout=240,
     )
     assert done.returncode == 2 and "'[/x]' cannot name a site" in done.stderr
+
+
+def test_parts_of_site_data_that_are_no_samples_are_refused():
+    from polyfed.flower.sitedata import SiteData, check_data
+
+    pair = (np.zeros((4, 2), dtype=np.float32), np.array([0, 1, 0, 1]))
+    with pytest.raises(InputError, match="SiteData whose train is a tuple, not Samples: return a table"):
+        check_data(SiteData(train=pair, test=pair, num_classes=2))

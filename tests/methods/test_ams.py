@@ -369,27 +369,27 @@ def test_a_users_own_module_takes_part():
 
 
 @pytest.mark.parametrize(
-    ("method", "words"),
+    ("make", "words"),
     [
-        (AMS(top_k=-1), "top_k"),
-        (AMS(top_k="most"), "top_k"),
-        (AMS(normalize="softmax"), "normalize is one of none, temperature, zscore"),
-        (AMS(confidence="first_norm", top_k=2), "top_k must be 1"),
-        (AMS(confidence="first_max", normalize="zscore"), "normalize must be 'none'"),
-        (AMS(select="cluster"), "keep"),
-        (AMS(l1=-1.0), "l1"),
-        (AMS(distill="unlabeled"), "public data"),
-        (AMS(distill_epochs=0), "distill_epochs"),
-        (AMS(distill_lr=0.0), "distill_lr must be above 0"),
-        (OneShotFedAvg(pretrain_epochs=2), "pretrain_epochs"),
-        (OneShotFedAvg(view="shared:head"), "view"),
-        (Ensemble(space="log"), "space is 'prob' or 'logit'"),
-        (Ensemble(weights="samples"), "weights is 'uniform' or 'class'"),
+        (lambda: AMS(top_k=-1), "top_k"),
+        (lambda: AMS(top_k="most"), "top_k"),
+        (lambda: AMS(normalize="softmax"), "normalize is 'none', 'temperature' or 'zscore', not 'softmax'"),
+        (lambda: AMS(confidence="first_norm", top_k=2), "top_k must be 1"),
+        (lambda: AMS(confidence="first_max", normalize="zscore"), "normalize must be 'none'"),
+        (lambda: AMS(select="cluster"), "keep"),
+        (lambda: AMS(l1=-1.0), "l1"),
+        (lambda: AMS(distill="unlabeled"), "public data"),
+        (lambda: AMS(distill_epochs=0), "distill_epochs"),
+        (lambda: AMS(distill_lr=0.0), "distill_lr must be above 0"),
+        (lambda: OneShotFedAvg(pretrain_epochs=2), "pretrain_epochs"),
+        (lambda: OneShotFedAvg(view="shared:head"), "view"),
+        (lambda: Ensemble(space="log"), "space is 'prob' or 'logit'"),
+        (lambda: Ensemble(weights="samples"), "weights is 'uniform' or 'class'"),
     ],
 )
-def test_requests_that_make_no_sense_are_refused_with_the_field(method, words):
+def test_requests_that_make_no_sense_are_refused_with_the_field(make, words):
     with pytest.raises(InputError, match=words):
-        pf.run(method, problem(), ["mlp:1x8"], training=SHORT)
+        pf.run(make(), problem(), ["mlp:1x8"], training=SHORT)
 
 
 # --- one-shot FedAvg ---

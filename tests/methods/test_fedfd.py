@@ -663,14 +663,14 @@ def test_small_clients_missing_classes_and_partial_participation(options, public
 @pytest.mark.parametrize(
     "options, words",
     [
-        ({"distill": "features"}, ("distill", "'feature' or 'logit' or 'none'", "'features'")),
+        ({"distill": "features"}, ("distill", "'feature', 'logit' or 'none'", "'features'")),
         ({"orth_map": "exp"}, ("orth_map", "matrix_exp")),
         ({"kl_direction": "both"}, ("kl_direction", "teacher_student")),
         ({"feature_loss": "l1"}, ("feature_loss", "mse")),
         ({"aggregation": "full"}, ("aggregation", "prefix")),
         ({"distill_optimizer": "lion"}, ("distill_optimizer", "sgd")),
-        ({"temperature": 0.0}, ("temperature", "positive")),
-        ({"distill_batch": 0}, ("distill_batch", "positive")),
+        ({"temperature": 0.0}, ("temperature", "above 0")),
+        ({"distill_batch": 0}, ("distill_batch", "at least 1")),
         ({"distill_epochs": -1}, ("distill_epochs", "negative")),
         ({"logit_aux": -0.5}, ("logit_aux", "negative")),
         ({"aggregation": "none", "distill": "none"}, ("nothing is shared", "local")),

@@ -363,11 +363,11 @@ def test_the_accuracy_after_pretraining_is_the_initial_stage():
     ("options", "words"),
     [
         ({"subset": 0}, "subset must be at least 1, got 0"),
-        ({"digest_loss": "l3"}, "digest_loss is one of l1, l2, ce"),
+        ({"digest_loss": "l3"}, "digest_loss is 'l1', 'l2', 'ce' or 'kl', not 'l3'"),
         ({"digest_epochs": -1}, "digest_epochs must not be negative"),
         ({"public_epochs": -1}, "public_epochs must not be negative"),
-        ({"digest_lr": 0.0}, "digest_lr must be positive"),
-        ({"digest_batch": 0}, "digest_batch must be positive"),
+        ({"digest_lr": 0.0}, "digest_lr must be above 0"),
+        ({"digest_batch": 0}, "digest_batch must be at least 1"),
     ],
 )
 def test_values_that_make_no_sense_are_refused(options, words):

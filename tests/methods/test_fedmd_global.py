@@ -472,7 +472,7 @@ def test_collecting_statistics_draws_no_random_numbers_and_survives_a_lone_sampl
     ("options", "words"),
     [
         ({"beta": -1.0}, "beta must not be negative, got -1.0"),
-        ({"rho": 0.0}, "rho must be positive, got 0.0"),
+        ({"rho": 0.0}, "rho must be above 0, got 0.0"),
         ({"l1_reduction": "sum"}, "l1_reduction is 'mean' or 'sum_outputs', not 'sum'"),
         ({"l1_reduction": "sum_outputs", "digest_loss": "l2"}, "needs digest_loss='l1', not 'l2'"),
         ({"server_init": "zero"}, "server_init is 'random' or 'public', not 'zero'"),

@@ -124,7 +124,7 @@ def test_paths_are_printed_as_they_are(name, tmp_path, monkeypatch):
 
 
 def test_listings_print_cells_as_they_are(monkeypatch):
-    rows = [{"model": "a[red]b", "how to write it": "mlp[:DEPTH][/x]", "options": "x" * 300}]
+    rows = [{"name": "a[red]b", "example": "mlp[:DEPTH][/x]", "summary": "x" * 300}]
     monkeypatch.setattr("polyfed.models.describe", lambda: rows)
     code, text = command("models")
     assert code == 0

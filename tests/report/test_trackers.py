@@ -7,9 +7,9 @@ import csv
 import pytest
 from typer.testing import CliRunner
 
-from polyfed import trackers
 from polyfed.cli import app
 from polyfed.core.errors import InputError
+from polyfed.terminal import trackers
 
 LINE = {
     "round": 3,

@@ -7,9 +7,11 @@ from a checkpoint cannot shift it, and switching one part of a method off does n
 from __future__ import annotations
 
 import hashlib
+import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,19 +39,39 @@ def numpy_generator(seed: int, purpose: str, round: int = 0, client: int = SERVE
 
 @contextmanager
 def seeded(seed: int, purpose: str, round: int = 0, client: int = SERVER) -> Iterator[None]:
-    """Run the block with torch's global generator at a seed of the tree, then put its old state back.
+    """Run the block with the global generators of torch, Python and NumPy at a seed of the tree, then put them back.
 
     Modules initialise themselves from the global generator, and some draw from it in every pass (functional dropout,
     noise); this is the one place where it is used. The lock keeps two threads from seeding it under each other.
     """
-    with _global_generator, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_of(seed, purpose, round, client))
+    number = seed_of(seed, purpose, round, client)
+    with _global_generator, torch.random.fork_rng(devices=[]), _others_kept():
+        torch.manual_seed(number)
+        random.seed(number)
+        np.random.seed(number % 2**32)
         yield
 
 
 @contextmanager
+def _others_kept() -> Iterator[None]:
+    """Put back the states of Python's and NumPy's global generators after the block."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def _states() -> tuple[bytes, object, bytes]:
+    """Return where all global generators stand."""
+    numpy: Any = np.random.get_state()
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), repr((numpy[1].tobytes(), numpy[2:])).encode()
+
+
+@contextmanager
 def watched() -> Iterator[Callable[[], bool]]:
-    """Run the block alone with torch's global generator; the function tells whether it was drawn from so far."""
-    with _global_generator, torch.random.fork_rng(devices=[]):
-        before = torch.get_rng_state()
-        yield lambda: not torch.equal(torch.get_rng_state(), before)
+    """Run the block alone with the global generators; the function tells whether one was drawn from so far."""
+    with _global_generator, torch.random.fork_rng(devices=[]), _others_kept():
+        before = _states()
+        yield lambda: _states() != before

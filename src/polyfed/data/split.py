@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,8 @@ def split(
     InputError
         If the request cannot be met; the sentence names the client and what to do.
     """
+    if not isinstance(seed, Integral) or isinstance(seed, bool):
+        raise InputError(f"seed={seed!r} is not possible: give a whole number.")
     if not isinstance(data, Dataset):
         data = load(data)
     partitioner = as_partitioner(by)

@@ -21,9 +21,13 @@ if TYPE_CHECKING:
 
 LABELS = ("label", "labels", "fine_label", "target", "class", "y")
 IMAGES = ("image", "img", "x", "pixels", "features")
+# Names that only an identifier has; and names that one often has, where no two rows have the same value.
+WHO = "patient|subject|person|case|record|sample|row|visit|user|customer"
 IDENTIFIER = re.compile(
-    r"(?:.*[_ .-])?(?:id|Id|ID)|.*[a-z](?:Id|ID)|(?i:uuid|guid|index|unnamed: ?\d+|__index_level_\d+__)"
+    r"(?:.*[_ .-])?(?:id|Id|ID)|.*[a-z](?:Id|ID)|(?i:uuid|guid|unnamed: ?\d+|__index_level_\d+__)"
+    + f"|(?i:{WHO})(?i:id)"
 )
+KEY = re.compile(f"(?i:index|key|(?:{WHO})(?:[_ .-]?(?:number|no|nr|key))?)")
 
 
 @dataclass(frozen=True)
@@ -210,9 +214,11 @@ def _find_inputs(table: Table, label: str, columns: Sequence[str]) -> tuple[list
 def _is_identifier(table: Table, name: str) -> bool:
     import pyarrow.types as types
 
-    if not IDENTIFIER.fullmatch(name) or not types.is_integer(table.rows.schema.field(name).type):
+    if not types.is_integer(table.rows.schema.field(name).type):
         return False
-    return bool(len(table.rows[name].unique()) == table.rows.num_rows)
+    if IDENTIFIER.fullmatch(name):  # a patient may have several rows
+        return True
+    return bool(KEY.fullmatch(name)) and len(table.rows[name].unique()) == table.rows.num_rows
 
 
 def _features(table: Table, names: list[str], resize: tuple[int, int] | None) -> Tensor:

@@ -63,7 +63,9 @@ def chosen_device(name: str) -> str:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
-        raise InputError(f"The device '{name}' cannot be used here: choose cpu, cuda or auto.") from error
+        raise InputError(
+            f"The device '{name}' cannot be used here: choose cpu, or auto, which takes a GPU if there is one."
+        ) from error
     return name
 
 

@@ -152,6 +152,13 @@ def read_data(name: str, public: str | None = None) -> SiteData:
 
 def check_data(data: SiteData) -> None:
     """Refuse data that cannot be trained on: no samples, or labels that are none of the classes."""
+    for part in ("train", "test", "validation", "public"):
+        given = getattr(data, part)
+        if given is not None and not isinstance(given, Samples):
+            raise InputError(
+                f"--data gives SiteData whose {part} is a {type(given).__name__}, not Samples: return a table "
+                "{'train': (inputs, labels), 'test': (inputs, labels)} instead, which takes arrays."
+            )
     if not len(data.train):
         raise InputError("--data gives no training samples.")
     for part, samples in (("training", data.train), ("test", data.test), ("validation", data.validation)):
