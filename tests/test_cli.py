@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +16,8 @@ from safetensors.torch import load_file
 
 import polyfed as pf
 from polyfed.cli import main
+from polyfed.cli.listing import method_entry
+from polyfed.methods import registry
 from polyfed.models import build
 
 SMALL = ["--data", "digits", "--limit", "120", "--clients", "3", "--rounds", "2", "--models", "mlp:1x8"]
@@ -119,6 +122,12 @@ def test_one_method_or_model_in_full():
     assert "write it as  cnn:16-32-64" in polyfed("models", "cnn").stdout
     refused("methods", "fedprot", says="Unknown method 'fedprot': did you mean 'fedproto'?")
     refused("models", "cnm", says="Unknown model 'cnm': did you mean 'cnn'?")
+
+
+def test_the_pages_of_methods_exist():
+    for name in registry():
+        page = method_entry(name)["page"]
+        assert page is None or (Path(__file__).parents[1] / page).is_file(), name
 
 
 def test_the_table_of_methods_fits_a_narrow_terminal():

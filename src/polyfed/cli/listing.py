@@ -11,6 +11,9 @@ from polyfed.core.method import Method
 from polyfed.core.needs import EXPLAINED
 from polyfed.methods import find, reference, registry
 
+PAGES = {"ensemble": "ams", "oneshot_fedavg": "ams", "pfnm": "ams", "fedprox": "fedavg"}  # told beside another one
+UNTOLD = ("local", "centralized")
+
 
 def method_rows() -> list[dict[str, Any]]:
     """Return one short row for each method, family by family."""
@@ -44,7 +47,7 @@ def method_entry(name: str) -> dict[str, Any]:
             }
             for field in fields(kind)
         ],
-        "page": f"docs/methods/{kind.name}.md" if reference(kind) == kind.name else None,
+        "page": _page(kind),
     }
 
 
@@ -97,3 +100,8 @@ def model_text(entry: dict[str, Any]) -> str:
 
 def _summary(kind: type[Method]) -> str:
     return " ".join((kind.__doc__ or "").split("\n\n")[0].split())
+
+
+def _page(kind: type[Method]) -> str | None:
+    told = reference(kind) == kind.name and kind.name not in UNTOLD
+    return f"docs/methods/{PAGES.get(kind.name, kind.name)}.md" if told else None
