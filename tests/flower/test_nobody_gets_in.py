@@ -99,6 +99,7 @@ def test_a_site_with_an_unknown_key_stays_outside(local_federation, tmp_path):
     create_keys(tmp_path / "other", "127.0.0.1", ["north"])
     folder = tmp_path / "other" / "site-north"
     (folder / "ca.crt").write_bytes((local_federation.folder / "keys" / "ca.crt").read_bytes())
+    wait_for(lambda: len(local_federation.link.nodes()) == 3)  # its own sites: on a busy machine they come late
     before = set(local_federation.link.nodes())
     process = join(local_federation, tmp_path, "other/site-north", "unknown-key")
     wait_for(lambda: "does not let us in" in local_federation.log("unknown-key"))
@@ -109,6 +110,7 @@ def test_a_site_with_an_unknown_key_stays_outside(local_federation, tmp_path):
 
 
 def test_a_site_without_keys_cannot_talk_to_a_server_with_keys(local_federation, tmp_path):
+    wait_for(lambda: len(local_federation.link.nodes()) == 3)
     before = set(local_federation.link.nodes())
     server = f"127.0.0.1:{local_federation.port}"
     common = ["--server", server, "--model", "mlp:1x16", "--data", "problem:north", "--state", str(tmp_path / "s")]

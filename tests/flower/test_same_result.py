@@ -79,11 +79,11 @@ def test_the_network_changes_nothing(case, local_federation, tmp_path):
     assert json.loads((tmp_path / "run" / "result.json").read_text())["accuracy"]["mean"] == alone.accuracy()["mean"]
 
 
-def test_an_exchange_with_little_work_takes_less_than_two_seconds(local_federation, tmp_path):
+def test_an_exchange_with_little_work_takes_less_than_flowers_own_six_seconds(local_federation, tmp_path):
     local_federation.models.write_text(json.dumps(dict.fromkeys(problem.SITES, "mlp:1x16")))
     training = Training(epochs=1, batch_size=64)
     config = Config(make("local", {}), "local", 6, training=training, evaluation=Evaluation(0))
     directory, run = start_directory(config, tmp_path / "run", problem.SITES, False)
     result = lead(local_federation.post(), Given(config.method, config.settings(), run, problem.SITES, directory))
     # The quickest of six: how long the others take depends on what else this machine does.
-    assert min(line["seconds"]["local"] for line in result.history) < 2.0
+    assert min(line["seconds"]["local"] for line in result.history) < 6.0

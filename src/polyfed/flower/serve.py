@@ -104,6 +104,10 @@ def serve(
     link = ServerLink(Address(hosting.host, hosting.port), keys, out / "flower", hosting.max_bytes)
     try:
         link.open()
+    except BaseException:  # it has closed what it had opened
+        directory.close()
+        raise
+    try:
         say(f"Listening on {link.bind}; the sites are {', '.join(sites)}.")
         node_directory = NodeDirectory(link, sites, keys is not None, say)
         mailbox = Mailbox(
