@@ -12,10 +12,10 @@ training images are split so that each hospital sees another mix (Dirichlet 0.5)
     mean                alone 80.3 %  together 83.9 %  gained +3.6
 
 One seed, and an accuracy on 624 images is uncertain by about 1.5 points: the two with a one-sided mix gain, the third,
-with an even mix and the best network, does not. (On a processor without AVX-512, which rounds differently: alone 79.9 %,
-together 83.3 % in the mean, and all three gain.) "Alone" trains as many epochs on its own images. The test was looked at
-twice: an even split (Dirichlet 2.0) had given 79.0 % alone and 82.1 % together in the mean. With the digits (split seed
-2) the means are 59.4 % and 64.5 %; there, too, one of the three does not gain.
+with an even mix and the best network, does not. On a processor without AVX-512, which rounds differently, the means are
+79.9 % and 83.3 %, and all three gain. "Alone" trains as many epochs on its own images. The test was looked at twice: an
+even split (Dirichlet 2.0) had given 79.0 % alone and 82.1 % together in the mean. With the digits (split seed 2) the
+means are 59.4 % and 64.5 %; there, too, one of the three does not gain.
 """
 
 from __future__ import annotations
