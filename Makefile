@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 $(TESTED): $(STAMP)
 	@echo 'Adding what the tests need ...'
-	@$(INSTALL) -e '.[dev,flower,simulation,plots,tensorboard,mlflow]'
+	@$(INSTALL) -e '.[dev,docs,flower,simulation,plots,privacy,transformers,onnx,tensorboard,mlflow]'
 	@touch $(TESTED)
 
 setup: $(TESTED)  ## create .venv and install everything into it
@@ -31,21 +31,30 @@ browser:  # the report is tested in a real browser; a CI machine gets one, elsew
 	@if [ "$$CI" = true ] && ! command -v chromium >/dev/null && command -v apt-get >/dev/null; then \
 		(apt-get update && apt-get install -y --no-install-recommends chromium) >/dev/null 2>&1 || true; fi
 
-test: $(TESTED) browser  ## run the tests (without real federations, which take as long again)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow' --ignore tests/flower --durations 10
+test: $(TESTED) browser  ## run the tests (without those that take minutes: see test-all)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow and not long' --ignore tests/flower --durations 10
+
+test-long: $(TESTED)  ## run the rest: killed runs, the README, devices, further settings and real federations of each method
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'long and not slow'
 
 # Federations of real processes wait for each other most of the time, so more of them run at once than there are cores.
 test-flower: $(TESTED)  ## run the tests with real servers and sites
-	$(BIN)/python -m pytest -n 4 --dist loadgroup -m 'not slow' tests/flower
+	$(BIN)/python -m pytest -n 4 --dist loadgroup -m 'not slow and not long' tests/flower
 
-test-all: test test-flower test-avx2  ## run all tests
+test-all: test test-long test-flower test-avx2  ## run all tests
 
 test-avx2: $(TESTED)  ## run the tests of networks, engines and methods as on a processor without AVX-512
-	ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m pytest tests/models tests/contract tests/engines tests/ops tests/golden \
-		-n 2 --dist loadgroup -m 'not slow'
+	ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m pytest tests/models tests/engines tests/ops tests/golden \
+		-n 2 --dist loadgroup -m 'not slow and not long'
 
 faults: $(TESTED)  ## real sites that are killed, slow or away (minutes; wants an idle machine)
 	$(BIN)/python -m pytest -m slow tests/flower
+
+storm: $(TESTED)  ## kills, flipped bytes and hostile messages in their thousands (an hour or more; wants an idle machine)
+	$(BIN)/python tests/storm
+
+storm-short: $(TESTED)  ## the same with a few of each
+	$(BIN)/python tests/storm --short
 
 check: $(TESTED)  ## lint, format, types, and that imports point down
 	$(BIN)/ruff check .
@@ -53,10 +62,13 @@ check: $(TESTED)  ## lint, format, types, and that imports point down
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
+docs: $(TESTED)  ## build the site into build/site: links, reference and gallery checked, no network
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=src $(BIN)/mkdocs build --strict --quiet
+
 bench: $(STAMP)  ## measure speed and memory (ratios in one run)
 	$(BIN)/python -m benchmarks.run
 
 clean:  ## remove .venv and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-.PHONY: help setup demo test test-flower test-all test-avx2 browser faults check bench clean
+.PHONY: help setup demo test test-long test-flower test-all test-avx2 browser faults storm storm-short check docs bench clean

@@ -76,7 +76,7 @@ def overhead(clients: int = 200) -> float:
     """Return the milliseconds that the framework costs for a client and round with nothing to do."""
     workload = replace(Workload("idle", "local", clients, 4, 4, ("mlp:1x100",), MNIST, 0.0))
     settings = Settings(1000, evaluation=Evaluation(0))
-    federation, _ = prepare(Idle(), workload.data(), list(workload.models), settings)
+    federation = prepare(Idle(), workload.data(), list(workload.models), settings)
     everybody = sorted(federation.backend.infos)
     step = federation.plan.round[0]
     federation._exchange(step, everybody, {})
@@ -106,7 +106,7 @@ def run_scale(clients: int = SCALE_CLIENTS) -> None:
     settings = Settings(
         4, 0, Training(batch_size=10), Participation(0.01), Evaluation(0, clients=100), Execution("batched")
     )
-    federation, _ = prepare(pf.methods.make("fedavg", {}), parts, ["mlp:1x100"], settings)
+    federation = prepare(pf.methods.make("fedavg", {}), parts, ["mlp:1x100"], settings)
     start = time.perf_counter() - begin
     rounds = []
     federation.observers.append(lambda line: rounds.append(line["seconds"]["total"]))

@@ -57,7 +57,7 @@ class Workload:
         training = Training(batch_size=self.batch, lr=0.01)
         settings = Settings(1000, 0, training, execution=Execution(engine, workers))
         method = pf.methods.make(self.method, self.options)
-        return prepare(method, data, list(self.models), settings, Networks(feature_dim=self.feature_dim))[0]
+        return prepare(method, data, list(self.models), settings, Networks(feature_dim=self.feature_dim))
 
     def contestant(self, engine: str, data: pf.Clients, workers: int | None = None) -> Callable[[], None]:
         """Return what runs one round of training and fusing (nothing is measured) with an engine."""

@@ -27,6 +27,7 @@ class LabelLogits(pf.Method):
 
     name: ClassVar[str] = "label_logits"
     sends: ClassVar[str] = "one mean logit vector for each class"
+    needs: ClassVar[frozenset[str]] = frozenset({"classes"})
 
     weight: float = 0.1
 
@@ -46,7 +47,7 @@ class LabelLogits(pf.Method):
         """Return cross-entropy plus the distance to the mean logits of the true class. Must be pure."""
         logits = nets["main"](batch.x)
         pull = F.mse_loss(logits, aux["target"][batch.y])
-        return F.cross_entropy(logits, batch.y) + self.weight * aux["on"] * pull
+        return batch.loss(logits) + self.weight * aux["on"] * pull
 
     def local(self, client, step, ctx):
         """Train, then tell the mean logits of each class."""

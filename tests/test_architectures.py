@@ -157,7 +157,7 @@ ALONE = ["mlp:1x8", "mlp:1x9", "cnn:4-8"]
 
 @pytest.mark.parametrize("method", [pf.FedAvg(), pf.FedProx(), pf.FedIN(use_in=False)])
 def test_a_method_that_would_average_nothing_is_refused(method):
-    words = r"an architecture of its own \(mlp:1x8, mlp:1x9, cnn:4-8\), .* Methods that would work: ams, ensemble"
+    words = r"an architecture of its own \(mlp:1x8, mlp:1x9, cnn:4-8\), .* Methods that would work: ams, .* \d+ more"
     with pytest.raises(InputError, match=words):
         pf.run(method, synthetic(3), ALONE, 1)
 

@@ -3,8 +3,10 @@
 import io
 import json
 import os
+import socket
 import subprocess
 import sys
+import tempfile
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +17,10 @@ import torch
 from safetensors.torch import load_file
 
 import polyfed as pf
-from polyfed.cli import main
-from polyfed.cli.listing import method_entry
+from polyfed import models
+from polyfed.cli import doctor, main
+from polyfed.cli.failure import keep
+from polyfed.cli.listing import method_entry, method_text, model_entry, model_text
 from polyfed.methods import registry
 from polyfed.models import build
 
@@ -118,7 +122,7 @@ def test_one_method_or_model_in_full():
     assert "lam = 1.0   (number, at least 0)" in done.stdout
     assert "0 gives local training exactly" in done.stdout
     entry = json.loads(polyfed("methods", "fedproto", "--json").stdout)
-    assert [option["option"] for option in entry["options"]] == ["lam", "weighting", "predict_with"]
+    assert [option["option"] for option in entry["options"]] == ["lam", "weighting", "predict_with", "collect"]
     assert "write it as  cnn:16-32-64" in polyfed("models", "cnn").stdout
     refused("methods", "fedprot", says="Unknown method 'fedprot': did you mean 'fedproto'?")
     refused("models", "cnm", says="Unknown model 'cnm': did you mean 'cnn'?")
@@ -136,7 +140,20 @@ def test_the_table_of_methods_fits_a_narrow_terminal():
         [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "COLUMNS": "80"}
     )
     lines = done.stdout.splitlines()
-    assert max(map(len, lines)) <= 80 and len(lines) < 25
+    assert max(map(len, lines)) <= 80 and len(lines) < len(registry()) + 8  # a line for each
+
+
+def test_every_entry_in_full_fits_a_narrow_terminal_and_explains_each_option():
+    for name in registry():
+        entry = method_entry(name)
+        text = method_text(entry, 80)
+        assert max(map(len, text.splitlines())) <= 80, name
+        for option in entry["options"]:
+            assert option["meaning"] and f"  {option['option']} = {option['default']}   (" in text, (name, option)
+    for name in models.names():
+        entry = model_entry(name)
+        assert max(map(len, model_text(entry, 80).splitlines())) <= 80, name
+        assert all(entry["options"].values()), name
 
 
 @pytest.mark.parametrize(
@@ -231,3 +248,79 @@ def test_fuse_writes_a_model_that_can_be_loaded_again(tmp_path):
     with torch.no_grad():
         assert torch.equal(load_fused(tmp_path / "fused")(x), pf.fuse(networks, "ams-top1")(x))
     refused("fuse", *states, "--models", "mlp:1x8", "--out", tmp_path / "b", "--method", "amstop1", says="did you mean")
+
+
+def test_methods_that_apply_to_an_experiment_and_why_others_do_not(tmp_path):
+    file = tmp_path / "small.toml"
+    file.write_text('data = "digits"\nlimit = 60\nclients = 3\nmodels = ["mlp:1x8", "mlp:1x8@0.5"]\n')
+    rows = {row["method"]: row for row in json.loads(polyfed("methods", "--for", str(file), "--json").stdout)}
+    assert rows["heterofl"]["applies"] and rows["local"]["applies"] and not rows["fedmd"]["applies"]
+    assert "public data at all parties, but there is none" in rows["fedmd"]["needs"]
+    assert "8 features and client 1 has 4" in rows["fedproto"]["needs"]
+    text = " ".join(polyfed("methods", "--for", str(file)).stdout.split())
+    assert "methods apply to" in text and "The others need:" in text
+
+
+def test_an_error_that_nobody_foresaw_is_a_sentence_with_a_log_file(tmp_path, monkeypatch):
+    def broken(*arguments):
+        raise ZeroDivisionError("division\nby zero")
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr("polyfed.api.execute", lambda *a, **k: broken())
+    done = polyfed("run", "--method", "local", *SMALL)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stderr.startswith("Error: ZeroDivisionError: division by zero (test_cli.py, line ")
+    (log,) = (tmp_path / "state" / "polyfed").iterdir()
+    assert str(log) in done.stderr
+    text = log.read_text()
+    assert "Traceback" in text and "in broken" in text and "polyfed run --method local" in text and "torch" in text
+
+
+def test_a_log_goes_elsewhere_where_the_home_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "temporary"))
+    assert keep(ValueError("x")).parent.parent == tmp_path / "temporary"
+
+
+def test_doctor_tells_what_is_here_and_what_to_do(tmp_path, monkeypatch):
+    rows = {row["subject"]: row for row in json.loads(polyfed("doctor", "--json").stdout)}
+    assert f"torch {torch.__version__}" in rows["versions"]["found"] and "digits" in rows["data here"]["found"]
+    assert rows["extra plots"]["state"] in ("ok", "note")
+    monkeypatch.setenv("POLYFED_DATA", str(tmp_path / "nowhere"))
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # bound, but nobody listens
+        done = polyfed("doctor", "--server", f"127.0.0.1:{closed.getsockname()[1]}")
+    assert done.returncode == 1
+    assert "nowhere is no folder" in done.stdout and "nothing answers at 127.0.0.1" in done.stdout
+    refused("doctor", "--server", "nowhere", says="--server takes HOST:PORT")
+
+
+def test_doctor_sees_a_server_and_missing_extras(monkeypatch):
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        found = {one.subject: one for one in doctor.examine(f"127.0.0.1:{server.getsockname()[1]}")}
+    assert found["server"].state == "ok"
+    monkeypatch.setattr(doctor, "_installed", lambda name: name != "matplotlib")
+    found = {one.subject: one for one in doctor.examine()}
+    assert found["extra plots"].advice == "pip install 'polyfed[plots]'"
+    assert found["extra mlflow"].state == "ok"
+    monkeypatch.setattr(doctor, "requires", lambda name: ["numpy>=99", "torch>=1", "none-such>=1"])
+    found = {one.subject: one for one in doctor.examine()}
+    assert found["dependencies"].found == f"numpy {np.__version__} (wants >=99); none-such is missing (wants >=1)"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_for_shells(shell, monkeypatch):
+    monkeypatch.setattr("shellingham.detect_shell", lambda *a, **k: (shell, shell))
+    shown = polyfed("--show-completion")
+    assert shown.returncode == 0 and "_POLYFED_COMPLETE" in shown.stdout
+
+
+def test_a_shell_gets_the_commands_and_options_that_begin_so(monkeypatch):
+    monkeypatch.setenv("_POLYFED_COMPLETE", "complete_bash")
+    for typed, expected in (("polyfed comp", ["compare"]), ("polyfed compare --swe", ["--sweep"])):
+        monkeypatch.setenv("COMP_WORDS", typed)
+        monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
+        assert polyfed().stdout.split() == expected

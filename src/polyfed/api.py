@@ -4,26 +4,36 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import nn
 
 from polyfed import methods
-from polyfed.arguments import as_method, as_models, check_arguments
+from polyfed.arguments import as_method, as_metrics, as_models, check_arguments
 from polyfed.build import ModelSpec, label_of, make_parties, pool
 from polyfed.config import Config, Data, Networks, check_same, read_config
+from polyfed.core.attack import check_attack, malicious, poisoned
 from polyfed.core.errors import InputError, RunDirectoryError
 from polyfed.core.federation import Federation, Line, few
+from polyfed.core.launch import was_restarted
 from polyfed.core.method import EVALUATE, Method
+from polyfed.core.metrics import Function, make_metrics
 from polyfed.core.needs import check_needs
-from polyfed.core.party import Blueprint, ClientInfo
+from polyfed.core.party import Blueprint, ClientInfo, PartyData
+from polyfed.core.privacy import Privacy, check_privacy
+from polyfed.core.robust import check_rule
 from polyfed.core.rundir import RunDirectory
 from polyfed.core.settings import Evaluation, Execution, Participation, Settings, Training
+from polyfed.core.trust import IN_DATA, Trust
 from polyfed.data import Clients
 from polyfed.engines.inprocess import InProcess, chosen_device
+from polyfed.engines.known import KnownStages
+from polyfed.engines.ranks import join, leading, work_for_first
 from polyfed.flower import require_flower
 from polyfed.result import Models, Result
+from polyfed.trained import describe_use
 
 Observer = Callable[[Line], None]
 
@@ -48,9 +58,14 @@ def run(
     engine: str = "threads",
     workers: int | None = None,
     device: str = "cpu",
+    robust: str | None = None,
+    attack: str | None = None,
+    privacy: Privacy | None = None,
     label: str | None = None,
     observers: Sequence[Observer] = (),
     progress: bool | None = None,
+    metrics: Sequence[str | Function] | str = (),
+    patience: int | None = None,
 ) -> Result:
     """Run a method over clients with different models.
 
@@ -74,15 +89,25 @@ def run(
     evaluate, evaluate_clients, evaluate_samples
         Every so many rounds, or `"end"`; and how many clients and test samples (always the same ones) are used for
         measuring before the end, where all are. None: all every time.
+    metrics
+        What to measure beside the score of the task: names (see `polyfed.core.metrics`), and functions
+        `(predictions, targets) -> float` of NumPy arrays, called by their names. None given: those of the task.
+    patience
+        Stop after so many rounds without a better result on the clients' validation data.
     resume
         Continue the run in `out` from its checkpoint.
     engine, workers
-        How clients share the machine: `sequential`, `threads` (whole clients on several threads, the same numbers bit
-        for bit), `batched` (clients of one architecture as one stack), or `auto`, which times both and keeps the
-        faster. By default as many workers as torch uses threads. `flower` runs the apps of a real federation in
+        How clients share the machine: `threads` (whole clients on several threads), `sequential` (the same numbers bit
+        for bit), `auto` (perceptrons as stacks, all others on threads), or `batched` (clients of one architecture as
+        one stack wherever possible). Results of `auto` and `threads` do not depend on the number
+        of workers; by default there are as many as torch uses threads. `flower` runs the apps of a real federation in
         Flower's simulation runtime (Ray), which can use a cluster.
     device
         Where active clients compute: `cpu`, `cuda`, or `auto` (a GPU if there is one).
+    robust, attack
+        Protection against bad senders, such as `"trimmed:0.2"`; and bad senders to try it with, `"signflip:0.2"`.
+    privacy
+        Differential privacy of clients' training, such as `Privacy(epsilon=8)`.
     label
         What tables call this run; None: the method's name.
     observers, progress
@@ -101,6 +126,8 @@ def run(
     """
     check_arguments(clients, participation, out, observers)
     method, models = as_method(method), as_models(models)
+    wanted = as_metrics(metrics)
+    names = tuple(found.name for found in make_metrics(wanted, clients.task)) if wanted else ()
     config = Config(
         method=method,
         label=label or method.name or type(method).__name__,
@@ -110,19 +137,22 @@ def run(
         models=Networks(tuple(map(described, models)), feature_dim, feature_adapter),  # type: ignore[arg-type]
         training=training or Training(),
         participation=Participation(share=participation) if isinstance(participation, int | float) else participation,
-        evaluation=Evaluation(evaluate, evaluate_clients, evaluate_samples),  # type: ignore[arg-type]
+        evaluation=Evaluation(evaluate, evaluate_clients, evaluate_samples, names, patience),  # type: ignore[arg-type]
         execution=Execution(engine, workers, device, checkpoint_seconds),  # type: ignore[arg-type]
+        trust=Trust(robust, attack),
+        privacy=privacy or Privacy(),
         script=tuple(
             part
             for part, named in (
                 ("method", methods.is_importable(type(method))),
                 ("data", bool(clients.recipe.get("repeatable"))),
                 ("models", all(isinstance(model, str) for model in models)),
+                ("metrics", all(isinstance(metric, str) for metric in wanted)),
             )
             if not named
         ),
     )
-    return execute(config, clients, models, out, resume, observers, progress)
+    return execute(config, clients, models, out, resume, observers, progress, metrics=wanted)
 
 
 def execute(
@@ -133,8 +163,10 @@ def execute(
     resume: bool = False,
     observers: Sequence[Observer] = (),
     progress: bool | None = None,
+    known: KnownStages | None = None,
+    metrics: Sequence[str | Function] | None = None,
 ) -> Result:
-    """Run a configuration; data and models are made from it where they are not given.
+    """Run a configuration; data, models and metrics are made from it where they are not given.
 
     Raises
     ------
@@ -146,23 +178,56 @@ def execute(
     config = replace(config, fingerprint=clients.fingerprint)
     from polyfed.terminal.live import showing
 
-    federation, infos = prepare(config.method, clients, models, config.settings(), config.models)
+    check_privacy(config.privacy, config.method)
+    settings, simulated = config.settings(), config.execution.engine == "flower"
+    if simulated:
+        require_flower()
+        from polyfed.flower.simulation import check_simulation, simulate
+
+        check_simulation(config.method, settings)
+    asked = metrics if metrics is not None else settings.evaluation.metrics
+    parties = describe_parties(config.method, clients, models, settings.seed, config.models, settings.trust)
+    check_patience(settings, clients)
+    federation = None if simulated else make_federation(config.method, clients, parties, settings, known, asked)
+    link = join()
+    if federation is None and link is not None:
+        raise InputError("The engine 'flower' starts processes by itself: run it without torchrun.")
+    if federation is not None and link is not None and link.number > 0:
+        work_for_first(federation, link)  # rank 0 runs the loop and writes all files
+        return _result(config, federation, None, parties.infos, clients)
     if not all(isinstance(model, str) for model in models):
-        config = replace(config, networks=structure_of(federation.backend.blueprints))
+        config = replace(config, networks=structure_of(parties.blueprints))
+    planned = config.method.plan().rounds
+    resume = resume or (was_restarted() and out is not None and (Path(out) / "config.json").is_file())
     directory = _directory(out, config, resume)
-    federation.directory = directory
     shown = False if progress is None and observers else progress  # whoever observes shows it
     try:
-        with showing(shown, federation.rounds, config.label) as view:
-            federation.observers = [*view, *observers]
-            if config.execution.engine == "flower":
-                require_flower()
-                from polyfed.flower.simulation import simulate
-
-                history = simulate(federation, clients, models, config.models, resume)
+        with showing(shown, settings.rounds if planned is None else planned, config.label) as view:
+            observers = [*view, *observers]
+            if federation is not None:
+                federation.directory, federation.observers = directory, observers
+                with leading(federation, link) if link is not None else nullcontext():
+                    federation.run(resume)
+                store = federation.backend
             else:
-                history = federation.run(resume)
-        result = _result(config, federation, infos, clients, history)
+                found = make_metrics(asked, clients.task)
+                federation, states = simulate(
+                    config.method, settings, clients, models, config.models, directory, observers, resume, found
+                )
+                store = make_backend(config.method, clients, parties, settings)
+                store.restore(states)
+        assert isinstance(store, InProcess)
+        result = _result(config, federation, store, parties.infos, clients)
+        networks = config.models
+        result.use = describe_use(
+            clients,
+            models,
+            parties.outputs,
+            config.seed,
+            networks.feature_dim,
+            networks.feature_adapter,
+            config.method.pools_data,
+        )
         if directory is not None:
             result.directory = directory.path
             result.save(directory.path)
@@ -173,15 +238,13 @@ def execute(
 
 
 def _result(
-    config: Config, federation: Federation, infos: list[ClientInfo], clients: Clients, history: list[Line]
+    config: Config, federation: Federation, store: InProcess | None, infos: list[ClientInfo], clients: Clients
 ) -> Result:
-    backend = federation.backend
-    assert isinstance(backend, InProcess)
     return Result(
         method=config.label,
         seed=config.seed,
-        rounds=federation.rounds,
-        history=history,
+        rounds=rounds_done(federation),
+        history=federation.history,
         cost=federation.meter,
         architectures=[info.architecture for info in infos],
         samples=[info.samples for info in infos],
@@ -189,17 +252,41 @@ def _result(
         label_counts=clients.label_counts().tolist(),
         class_names=list(clients.class_names),
         config=config.dump(),
-        models=Models(sorted(backend.infos), lambda client: _model_of(federation, backend, client)),
+        models=Models(sorted(federation.backend.infos), lambda client: _model_of(federation, store, client)),
         server_model=federation.server.models.get("main"),
         server=federation.server,
         pooled=config.method.pools_data,
+        task=clients.task,
     )
 
 
-def _model_of(federation: Federation, backend: InProcess, client: int) -> nn.Module:
+def rounds_done(federation: Federation) -> int:
+    """Return the rounds that were run: fewer than planned where validation data said so."""
+    return int(federation.history[-1]["round"]) if federation.history else federation.rounds
+
+
+def check_patience(settings: Settings, clients: Clients) -> None:
+    """Refuse to stop early where nothing says when: test data never does."""
+    if settings.evaluation.patience is not None and not any(held is not None for held in clients.validation):
+        raise InputError("patience needs validation data: split(..., validation=0.1), or --validation 0.1.")
+
+
+def _model_of(federation: Federation, store: InProcess | None, client: int) -> nn.Module:
     """Return the model that a client ends up with: its own, with what the server would send it now."""
+    if store is None:
+        raise InputError(f"The model of client {client} is at rank 0: ask for it there (if torch's RANK is 0).")
     message = federation.method.send(federation.server, federation.ctx.infos[client], EVALUATE, federation.ctx)
-    return backend.model(client, federation.ctx, message)
+    return store.model(client, federation.ctx, message)
+
+
+@dataclass(frozen=True)
+class Parties:
+    """Everybody who takes part, described: clients, their data, and their architectures by name."""
+
+    infos: list[ClientInfo]
+    data: list[PartyData]
+    blueprints: dict[str, Blueprint]
+    outputs: int  # of every network
 
 
 def prepare(
@@ -208,7 +295,7 @@ def prepare(
     models: Sequence[ModelSpec],
     settings: Settings,
     networks: Networks = Networks(),  # noqa: B008 (frozen)
-) -> tuple[Federation, list[ClientInfo]]:
+) -> Federation:
     """Build a federation and check that everything fits; nothing is trained or written.
 
     Raises
@@ -216,44 +303,90 @@ def prepare(
     InputError
         When the method does not fit the models or the data.
     """
-    device = chosen_device(settings.execution.device)
-    settings = replace(settings, execution=replace(settings.execution, device=device))
+    check_patience(settings, clients)
+    return make_federation(
+        method, clients, describe_parties(method, clients, models, settings.seed, networks, settings.trust), settings
+    )
+
+
+def describe_parties(
+    method: Method,
+    clients: Clients,
+    models: Sequence[ModelSpec],
+    seed: int,
+    networks: Networks,
+    trust: Trust = Trust(),  # noqa: B008 (frozen)
+) -> Parties:
+    """Deal the models to the clients, and check that the method can work with them and their data.
+
+    Malicious clients of a simulation get the data that they are to learn from.
+
+    Raises
+    ------
+    InputError
+        When it cannot.
+    """
     outputs = method.outputs(clients.num_classes, clients.own_public_classes())
     infos, data, blueprints = make_parties(
-        method, clients, models, outputs, settings.seed, networks.feature_dim, networks.feature_adapter
+        method, clients, models, outputs, seed, networks.feature_dim, networks.feature_adapter
     )
-    check_needs(method, infos, blueprints, clients.public, clients.input_shape, methods.candidates)
-    parties, holdings = pool(infos, data) if method.pools_data else (infos, data)
-    engine = settings.execution.engine
-    federation = Federation(
+    check_needs(method, infos, blueprints, clients.public, clients.input_shape, methods.candidates, clients.task)
+    check_rule(trust.rule(), method, methods.candidates)
+    check_attack(attack := trust.attackers(), method)
+    if attack is not None and attack.name in IN_DATA:
+        for client in malicious(attack, [info.id for info in infos], seed):
+            data[client] = poisoned(attack, data[client], clients.num_classes, seed, client)
+    return Parties(infos, data, blueprints, outputs)
+
+
+def make_federation(
+    method: Method,
+    clients: Clients,
+    parties: Parties,
+    settings: Settings,
+    known: KnownStages | None = None,
+    metrics: Sequence[str | Function] | None = None,
+) -> Federation:
+    """Return the federation of parties in this process; `known`: training that earlier runs did already."""
+    device = chosen_device(settings.execution.device)
+    settings = replace(settings, execution=replace(settings.execution, device=device))
+    return Federation(
         method,
-        InProcess(
-            method,
-            parties,
-            holdings,
-            blueprints,
-            clients.test,
-            "sequential" if engine == "flower" else engine,  # there the clients are elsewhere
-            settings.execution.workers,
-            sample=few(clients.test, settings),
-        ),
+        make_backend(method, clients, parties, settings, known),
         settings,
         num_classes=clients.num_classes,
         input_shape=clients.input_shape,
         test=clients.test,
         public=clients.public,
-        public_classes=outputs - clients.num_classes or None,
+        public_classes=parties.outputs - clients.num_classes or None,
+        task=clients.task,
+        metrics=make_metrics(settings.evaluation.metrics if metrics is None else metrics, clients.task),
     )
-    return federation, infos
 
 
-def resume(out: str | Path, observers: Sequence[Observer] = (), progress: bool | None = None) -> Result:
+def make_backend(
+    method: Method, clients: Clients, parties: Parties, settings: Settings, known: KnownStages | None = None
+) -> InProcess:
+    """Return the clients in this process (of a simulation by Flower: to hold what its sites ended up with)."""
+    infos, data = pool(parties.infos, parties.data) if method.pools_data else (parties.infos, parties.data)
+    engine = "sequential" if settings.execution.engine == "flower" else settings.execution.engine
+    sample, workers = few(clients.test, settings), settings.execution.workers
+    made = parties.blueprints
+    return InProcess(method, infos, data, made, clients.test, engine, workers, sample=sample, known=known)
+
+
+def resume(
+    out: str | Path, observers: Sequence[Observer] = (), progress: bool | None = None, rounds: int | None = None
+) -> Result:
     """Continue a run that was started from names (models, data and method): all that is needed is in its directory.
+
+    With `rounds`, a finished run goes on to so many rounds in all; the outcome is that of a run that was started with
+    them.
 
     Raises
     ------
     RunDirectoryError
-        When the run used objects that only its own script can make again.
+        When the run used objects that only its own script can make again, or more rounds would not be the same.
     """
     if "federation" in RunDirectory.read_config(Path(out)):
         raise RunDirectoryError(
@@ -266,7 +399,37 @@ def resume(out: str | Path, observers: Sequence[Observer] = (), progress: bool |
             f"The run in {out} used {' and '.join(config.script)} from a script: call polyfed.run(..., resume=True) in "
             "that script, with the same arguments."
         )
+    if rounds is not None:
+        config = prolonged(out, config, rounds)
     return execute(config, out=out, resume=True, observers=observers, progress=progress)
+
+
+def prolonged(out: str | Path, config: Config, rounds: int) -> Config:
+    """Write into a run's directory that it has more rounds, and return its configuration.
+
+    Raises
+    ------
+    RunDirectoryError
+        When a run with more rounds would have been another one from its beginning, or has a step after its last round.
+    """
+    plan = config.method.plan()
+    reasons = {
+        f"it has {config.rounds} already": rounds < config.rounds,
+        f"{config.label} has a number of rounds of its own": plan.rounds is not None,
+        f"{config.label} has done its last step after the rounds": bool(plan.after),
+        f"what {config.label} does depends on the number of rounds": config.method.knows_rounds,
+        "its learning rate falls along the number of rounds (schedule)": config.training.schedule != "constant",
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise RunDirectoryError(f"The run in {out} cannot go on to {rounds} rounds: {reason}.")
+    config = replace(config, rounds=rounds)
+    directory = RunDirectory.open(Path(out))
+    try:
+        directory.rewrite_config(config.dump())
+    finally:
+        directory.close()
+    return config
 
 
 def described(model: ModelSpec) -> str:

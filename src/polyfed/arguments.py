@@ -47,6 +47,16 @@ def as_models(models: Any) -> list[ModelSpec]:
     return listed
 
 
+def as_metrics(metrics: Any) -> list[Any]:
+    """Return names and functions as a list; which names there are depends on the task."""
+    listed = [name.strip() for name in metrics.split(",") if name.strip()] if isinstance(metrics, str) else metrics
+    if callable(listed):
+        listed = [listed]
+    if not isinstance(listed, Sequence) or not all(isinstance(item, str) or callable(item) for item in listed):
+        raise _wrong("metrics", "a list of names and functions", metrics)
+    return list(listed)
+
+
 def check_arguments(clients: Any, participation: Any, out: Any, observers: Any) -> None:
     """Refuse objects of `run` that are of the wrong kind; numbers and words are checked by the configuration.
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
 import warnings
 from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,12 +21,15 @@ from polyfed.core.party import Blueprint, ClientInfo, PartyData, state_of
 from polyfed.core.rng import seeded
 from polyfed.core.runner import draws_by_itself
 from polyfed.core.samples import Samples
+from polyfed.core.task import CLASSIFICATION
+from polyfed.core.weights import fill, read_state
 from polyfed.data import Clients
 from polyfed.models import build, check_model, count_parameters, names, properties, with_feature_dim
-from polyfed.models.contract import REQUIRED, evaluating, sample_input
+from polyfed.models.contract import REQUIRED, about_ids, cut_shapes, evaluating, sample_input
 from polyfed.models.structure import structure
 
 ModelSpec = str | nn.Module | Callable[..., nn.Module]
+WITH_WEIGHTS = re.compile(r"(.+?)=([^=,]+\.(?:safetensors|pt|pth|bin|ckpt))")
 EMPTY = inspect.Parameter.empty
 MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -34,13 +39,19 @@ def split_models(text: str) -> list[str]:
     known = set(names())
     models: list[str] = []
     for piece in text.split(","):
-        name = piece.split(":")[0].split("@")[0].strip()
+        name = re.split("[:@=]", piece)[0].strip()
         starts = name in known or name.split("-")[0] in known
         if starts or not models or not _is_option(piece):
             models.append(piece.strip())
         else:
             models[-1] += "," + piece.strip()
     return models
+
+
+def weights_of(model: str) -> tuple[str, Path | None]:
+    """Split `resnet10:w16=weights.safetensors` into the model string and the file that its weights begin from."""
+    found = WITH_WEIGHTS.fullmatch(model.strip())
+    return (found[1], Path(found[2]).expanduser()) if found else (model, None)
 
 
 def _is_option(piece: str) -> bool:
@@ -50,7 +61,7 @@ def _is_option(piece: str) -> bool:
 def label_of(model: ModelSpec) -> str:
     """Return the name of an architecture: the model string, or the name of the class or function."""
     if isinstance(model, str):
-        return model
+        return weights_of(model)[0]
     if isinstance(model, nn.Module):
         return type(model).__name__
     return getattr(model, "__name__", type(model).__name__)
@@ -86,7 +97,9 @@ def make_blueprint(
         initial=state,
         build=lambda: copy.deepcopy(module),
         frozen=frozen_names(module),
+        cuts=cut_shapes(module, input_shape),
         random=draws_by_itself(module, sample_input(module, input_shape)),
+        width_groups=getattr(module, "width_groups", dict)(),
     )
 
 
@@ -105,7 +118,9 @@ def make_module(
         if feature_dim is not None:
             if not all(hasattr(module, name) for name in REQUIRED):
                 raise InputError(f"feature_dim needs a model with features: wrap {label} with polyfed.adapt(...).")
-            module = with_feature_dim(module, feature_dim, feature_adapter)
+            # All rates of a network get the projection, or none: a width family has common names.
+            always = isinstance(model, str) and "@" in model
+            module = with_feature_dim(module, feature_dim, feature_adapter, always)
     return module
 
 
@@ -131,20 +146,27 @@ def make_blueprints(
         if key in found:
             continue
         own: State | None = None
+        if isinstance(model, str) and label in made and any(weights_of(m)[1] for m in models if isinstance(m, str)):
+            own = _own_state(model, label, settings, made[label].initial)
         if not isinstance(model, str):
             with seeded(seed, f"init/{label}"):
                 kind = structure(model if isinstance(model, nn.Module) else _construct(model, input_shape, outputs))
             if kind in labels:
                 label = labels[kind]
                 # From the same seed two functions give the same weights, unless they take them from somewhere else.
-                state, common = state_of(make_module(model, label, *settings)), made[label].initial
-                own = None if all(torch.equal(state[name], common[name]) for name in common) else state
+                own = _own_state(model, label, settings, made[label].initial)
             else:
                 label = labels[kind] = label if label not in made else f"{label}#{position}"
         if label not in made:
             made[label] = make_blueprint(model, label, *settings)
         found[key] = made[label], own
     return [found[model if isinstance(model, str) else id(model)] for model in models]
+
+
+def _own_state(model: ModelSpec, label: str, settings: Any, common: State) -> State | None:
+    """Return the weights that a model came with, where they are not the common ones of its architecture."""
+    state = state_of(make_module(model, label, *settings))
+    return None if all(torch.equal(state[name], common[name]) for name in common) else state
 
 
 def make_parties(
@@ -162,7 +184,7 @@ def make_parties(
     made = make_blueprints(models, clients.input_shape, outputs, seed, feature_dim, feature_adapter)
     _warn_of_lost_weights(method, made)
     infos, data = [], []
-    tell_counts = "label_counts" in method.requirements()
+    tell_counts = "label_counts" in method.requirements() and clients.task == CLASSIFICATION
     for number in range(len(clients)):
         blueprint, own = made[number % len(made)]
         train, validation = clients.client(number)
@@ -173,9 +195,10 @@ def make_parties(
                 architecture=blueprint.name,
                 parameters=blueprint.parameters,
                 label_counts=train.label_counts(clients.num_classes) if tell_counts else None,
+                name=clients.names[number] if clients.names else "",
             )
         )
-        data.append(PartyData(train, validation, clients.public, own))
+        data.append(PartyData(train, validation, clients.public, own, clients.own_tests(number)))
     used = {info.architecture for info in infos}
     return infos, data, {blueprint.name: blueprint for blueprint, _ in made if blueprint.name in used}
 
@@ -196,12 +219,17 @@ def pool(infos: Sequence[ClientInfo], data: Sequence[PartyData]) -> tuple[list[C
     """Put all data in one place: one party for each architecture, holding everybody's samples once."""
     train = union([item.train for item in data if item.train is not None])
     validation = [item.validation for item in data if item.validation is not None]
-    everything = PartyData(train, union(validation) if validation else None, data[0].public)
+    held, public = union(validation) if validation else None, data[0].public
     pooled: list[ClientInfo] = []
+    parties: list[PartyData] = []
     for architecture in dict.fromkeys(info.architecture for info in infos):
         first = next(info for info in infos if info.architecture == architecture)
         pooled.append(ClientInfo(len(pooled), len(train), architecture, first.parameters, first.label_counts))
-    return pooled, [everything] * len(pooled)
+        served = [item for info, item in zip(infos, data, strict=True) if info.architecture == architecture]
+        parties.append(
+            PartyData(train, held, public, tests={c: own for item in served for c, own in item.tests.items()})
+        )
+    return pooled, parties
 
 
 def union(parts: Sequence[Samples]) -> Samples:
@@ -217,7 +245,11 @@ def union(parts: Sequence[Samples]) -> Samples:
 
 def _construct(model: ModelSpec, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     if isinstance(model, str):
-        return build(model, input_shape, num_classes)
+        spec, weights = weights_of(model)
+        module = build(spec, input_shape, num_classes)
+        if weights is not None:
+            fill(module, read_state(weights), f"{weights}, read as {spec},")
+        return module
     if isinstance(model, nn.Module):
         return copy.deepcopy(model)
     offered: dict[str, Any] = {"input_shape": input_shape, "num_classes": num_classes}
@@ -244,10 +276,13 @@ def _check(module: nn.Module, label: str, input_shape: tuple[int, ...], num_clas
             logits = module(sample_input(module, input_shape))
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         first = str(error).splitlines()[0]
-        raise InputError(f"Model {label} cannot take inputs of shape {list(input_shape)} ({first}).") from error
+        advice = about_ids(module, input_shape).removeprefix(", and ")
+        raise InputError(
+            f"Model {label} cannot take inputs of shape {list(input_shape)} ({first}){advice and ': ' + advice}."
+        ) from error
     shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
     if shape != (2, num_classes):
         raise InputError(
             f"Model {label} gives outputs of shape {shape} for two inputs, but ({2}, {num_classes}) is needed: "
-            f"its last layer must have {num_classes} outputs, one for each class."
+            f"its last layer must have {num_classes} outputs, one for each class (label or target)."
         )

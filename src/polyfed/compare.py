@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
@@ -13,12 +13,16 @@ from polyfed.api import execute, prepare
 from polyfed.config import Config, check_same
 from polyfed.core.checkpoint import read_json, write_json
 from polyfed.core.cost import DOWN, UP
-from polyfed.core.errors import InputError
+from polyfed.core.errors import InputError, TrainingError
 from polyfed.core.lock import Lock
 from polyfed.data import Clients
+from polyfed.engines.known import KnownStages
 from polyfed.experiment import Experiment
+from polyfed.sweep import Try, best, check_measured, tries
+from polyfed.terminal.progress import Ahead, Place
 
 REFERENCE = "local"
+SWEEP = "sweep"  # folder of all tries; those that were chosen are named in comparison.json
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,24 @@ class Row:
     wire_down: float
     seconds: float
     took_part: list[float]  # mean over clients that took part in a round, by seed (empty: all clients did)
+    differs: dict[str, Any] = field(default_factory=dict)  # settings of this row alone, by full name
+    tries: int = 1  # choices of a sweep, of which validation data chose this one
+    personal: list[float] = field(default_factory=list)  # on own test data, mean over clients, by seed (empty: none)
+    metrics: dict[str, list[float]] = field(default_factory=dict)  # mean over clients, by seed
+    score: str = "accuracy"  # what stands where accuracy is said
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run of a comparison: what it is part of, what it does, and where it is kept."""
+
+    name: str
+    config: Config
+    folder: Path | None
+    what: str = ""  # the values that it tries
+
+
+Started = Callable[[Config, Place], Sequence[Callable[[dict[str, Any]], None]]]
 
 
 def compare(
@@ -43,15 +65,20 @@ def compare(
     labels: Sequence[str] | None = None,
     seeds: int | None = None,
     out: str | Path | None = None,
-    started: Callable[[Config], Sequence[Callable[[dict[str, Any]], None]]] | None = None,
+    started: Started | None = None,
 ) -> list[Row]:
     """Run methods x seeds; with `local` as the reference row. Finished runs in `out` are kept and not run again.
+
+    Where the experiment has a sweep, every method runs with each of its tries, and its row is the try that is best on
+    validation data.
 
     Raises
     ------
     InputError
         Before the first run, when any of the methods does not fit the models or data, or `out` holds a run with other
         settings.
+    TrainingError
+        After the last run, when some of them went wrong.
     """
     seeds = experiment.seeds if seeds is None else seeds
     if seeds < 1:
@@ -59,42 +86,102 @@ def compare(
     labels = list(dict.fromkeys(labels or experiment.compare or (experiment.base.label,)))
     if REFERENCE not in labels:
         labels.insert(0, REFERENCE)
+    if experiment.sweep:
+        check_measured(experiment, labels)
+    tried = tries(experiment, labels) if experiment.sweep else [Try(label, {}, {}) for label in labels]
     first = experiment.base.seed
     load = lru_cache(maxsize=1)(experiment.base.data.load)  # runs come seed by seed
-    runs = [experiment.config(label, seed) for seed in range(first, first + seeds) for label in labels]
-    for config in runs[: len(labels)]:
+    folder = Path(out) if out is not None else None
+    runs = [_planned(experiment, choice, seed, folder) for seed in range(first, first + seeds) for choice in tried]
+    for run in runs[: len(tried)]:
+        config = run.config
         prepare(config.method, load(first), config.models.names, config.settings(), config.models)
-    if out is None:
-        return _all(runs, None, load, started)
-    with Lock(Path(out)):
-        rows = _all(runs, Path(out), load, started)
+    if folder is None:
+        return _rows(experiment, tried, _all(runs, load, started))[0]
+    with Lock(folder):
+        rows, told = _rows(experiment, tried, _all(runs, load, started))
         content = {"experiment": experiment.dump(), "rows": [vars(row) for row in rows]}
-        write_json(Path(out) / "comparison.json", content)
+        write_json(folder / "comparison.json", {**content, "sweep": told} if told else content)
     return rows
 
 
+def _planned(experiment: Experiment, choice: Try, seed: int, out: Path | None) -> Planned:
+    config = choice.of(experiment).config(choice.label, seed)
+    if not experiment.sweep:
+        return Planned(choice.label, config, out / folder_of(config) if out else None)
+    place = folder_of(config)
+    name = f"{SWEEP}/{place.parent}/{choice.folder()}"
+    return Planned(name, config, out / name / place.name if out else None, choice.folder())
+
+
 def _all(
-    runs: Sequence[Config],
-    out: Path | None,
-    load: Callable[[int], Clients],
-    started: Callable[[Config], Sequence[Callable[[dict[str, Any]], None]]] | None,
-) -> list[Row]:
-    """Run, continue, or read every run."""
-    folders = [out / folder_of(config) if out else None for config in runs]
-    begun = [folder is not None and (folder / "config.json").is_file() for folder in folders]
-    for config, folder, there in zip(runs, folders, begun, strict=True):
+    runs: Sequence[Planned], load: Callable[[int], Clients], started: Started | None
+) -> dict[str, list[dict[str, Any]]]:
+    """Run, continue, or read every run; return the results by name, in the order of seeds."""
+    begun = [run.folder is not None and (run.folder / "config.json").is_file() for run in runs]
+    for run, there in zip(runs, begun, strict=True):
         if there:  # nothing trains before all of them are known to be the same
-            assert folder is not None
-            check_same(folder, replace(config, fingerprint=load(config.seed).fingerprint))
-    results: dict[str, list[dict[str, Any]]] = {config.label: [] for config in runs}
-    for config, folder, there in zip(runs, folders, begun, strict=True):
+            assert run.folder is not None
+            check_same(run.folder, replace(run.config, fingerprint=load(run.config.seed).fingerprint))
+    results: dict[str, list[dict[str, Any]]] = {run.name: [] for run in runs}
+    failed: list[str] = []
+    known, seed = KnownStages(), None
+    ahead = Ahead([run.name for run in runs])
+    for run, there in zip(runs, begun, strict=True):
+        config, folder = run.config, run.folder
+        if config.seed != seed:  # runs come seed by seed, and another seed has other data and other networks
+            known, seed = KnownStages(), config.seed
+        place = ahead.next()
         if folder is not None and (folder / "result.json").is_file():
-            results[config.label].append(read_json(folder / "result.json"))
-            continue
-        observers = started(config) if started else ()
-        done = execute(config, load(config.seed), out=folder, resume=there, observers=observers)
-        results[config.label].append(done.summary())
-    return summarize(results)
+            results[run.name].append(read_json(folder / "result.json"))
+        else:
+            observers = started(config, replace(place, what=run.what)) if started else ()
+            try:
+                done = execute(config, load(config.seed), out=folder, resume=there, observers=observers, known=known)
+            except TrainingError as error:  # one that diverges does not hold up all others
+                with_values = f" and {run.what}" if run.what else ""
+                failed.append(f"{config.label} with seed {config.seed}{with_values} ({error})")
+                continue
+            results[run.name].append(done.summary())
+        ahead.took(run.name, results[run.name][-1]["cost"]["seconds"]["total"])
+    if failed:
+        kept = " and kept: change these settings in a new directory" if runs[0].folder else ""
+        raise TrainingError(
+            f"{len(failed)} of {len(runs)} runs failed, the others are finished{kept}. " + "; ".join(failed)
+        )
+    return results
+
+
+def _rows(
+    experiment: Experiment, tried: Sequence[Try], results: dict[str, list[dict[str, Any]]]
+) -> tuple[list[Row], list[dict[str, Any]]]:
+    """Return a row for each method, and, of a sweep, every try: its values, what it reached, and whether it is it."""
+    own = experiment.settings
+    if not experiment.sweep:
+        return [replace(row, differs=own.get(row.method, {})) for row in summarize(results)], []
+    told: list[dict[str, Any]] = [
+        {
+            "method": choice.label,
+            "values": choice.values,
+            "folder": name,
+            "validation": [run["accuracy"]["validation"]["mean"] for run in runs],
+            "accuracy": [run["accuracy"]["mean"] for run in runs],
+        }
+        for choice, (name, runs) in zip(tried, results.items(), strict=True)
+    ]
+    labels = list(dict.fromkeys(choice.label for choice in tried))
+    by_label = {label: [one for one in told if one["method"] == label] for label in labels}
+    chosen = best({label: [one["validation"] for one in each] for label, each in by_label.items()})
+    winners = {label: by_label[label][place] for label, place in chosen.items()}
+    rows = [
+        replace(row, differs={**own.get(row.method, {}), **winner["values"]}, tries=len(by_label[row.method]))
+        for row, winner in zip(
+            summarize({label: results[winner["folder"]] for label, winner in winners.items()}),
+            winners.values(),
+            strict=True,
+        )
+    ]
+    return rows, [{**one, "chosen": one is winners[one["method"]]} for one in told]
 
 
 def folder_of(config: Config) -> Path:
@@ -122,9 +209,19 @@ def summarize(results: dict[str, list[dict[str, Any]]]) -> list[Row]:
                 wire_down=fmean(r["cost"][f"wire_{DOWN}"] for r in runs) / clients,
                 seconds=fmean(r["cost"]["seconds"]["total"] for r in runs),
                 took_part=_of_those_who_took_part([r["accuracy"] for r in runs]),
+                personal=_known(r["accuracy"].get("personal", {}).get("mean") for r in runs),
+                metrics={
+                    name: _known(r["accuracy"].get("metrics", {}).get(name, {}).get("mean") for r in runs)
+                    for name in runs[0]["accuracy"].get("metrics", {})
+                },
+                score=runs[0]["accuracy"].get("score", "accuracy"),
             )
         )
     return rows
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
 
 
 def _of_those_who_took_part(found: Sequence[dict[str, Any]]) -> list[float]:

@@ -7,14 +7,17 @@ when their configurations are equal, and `differences` names what is not.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from polyfed.core.errors import InputError, RunDirectoryError, unknown
-from polyfed.core.fields import AtLeastOne, PartShare, check_fields
+from polyfed.core.fields import AtLeastOne, PartShare, check_fields, setting
+from polyfed.core.privacy import Privacy
 from polyfed.core.settings import Evaluation, Execution, Participation, Settings, Training
+from polyfed.core.trust import Trust
 
 if TYPE_CHECKING:
     from polyfed.core.method import Method
@@ -31,21 +34,26 @@ class Data:
     Attributes
     ----------
     source
-        Data set: a known name, a Hub id, a parquet file or a folder.
+        Data set: a known name, a Hub id, a parquet or CSV file, or a folder.
     test, path, name
         The test part where it is a file or folder of its own; where the files of a known name are; what tables call it.
     limit
         Use at most N training and N test samples (two numbers set them apart).
     resize
         Height and width that images are brought to.
-    inputs, label, columns
-        Names of the input column (or of all features), the label column, and of columns that are no features (tables).
+    inputs, label, columns, drop
+        Names of the input column (or of all features), the label column, of columns that are no features, and of
+        columns that are left out (tables).
+    kind
+        What the inputs are, where it is not plain: image, signal, table, text or tokens.
+    length
+        How many words a text has at most.
     num_classes, class_names
         The classes, where they are not those that occur.
     normalize
         Scale inputs to mean 0 and standard deviation 1.
     clients
-        Number of clients (none: as many as the partition has natural groups).
+        Number of clients (none: as many as the partition has natural groups, else 10).
     partition
         iid | dirichlet:A | labels:3-6 | shards:N | quantity:A | column:NAME.
     validation
@@ -54,31 +62,44 @@ class Data:
         Public data: N rows held out, or NAME, or NAME:N.
     min_size
         Each client has at least so many rows.
+    task
+        What is to be learned: classification (as by default), multilabel (rows of zeros and ones) or regression.
+    own_test
+        Share of each client's rows kept apart as its own test data, beside the common test set.
     split_seed, limit_seed
         Seeds of the split and of `limit` (none: the run's seed).
     """
 
-    source: str = "digits"
+    source: str = setting("digits", short="data")
     test: str | None = None
     path: str | None = None
     name: str | None = None
-    limit: AtLeastOne | tuple[int | None, int | None] | None = None
+    limit: AtLeastOne | tuple[int | None, int | None] | None = setting(None)
     resize: AtLeastOne | tuple[AtLeastOne, AtLeastOne] | None = None
     inputs: str | tuple[str, ...] | None = None
-    label: str | None = None
-    columns: tuple[str, ...] = ()
+    label: str | None = setting(None)
+    columns: tuple[str, ...] = setting(())
+    drop: tuple[str, ...] = setting((), short="drop_columns")
+    kind: Literal["image", "signal", "table", "text", "tokens"] | None = setting(None)
+    length: AtLeastOne | None = None
     num_classes: AtLeastOne | None = None
     class_names: tuple[str, ...] | None = None
     normalize: bool = True
-    clients: AtLeastOne | None = 10
-    partition: str = "dirichlet:0.5"
-    validation: PartShare = 0.0
-    public: int | float | str | None = None
+    clients: AtLeastOne | None = setting(None)
+    partition: str = setting("dirichlet:0.5")
+    validation: PartShare = setting(0.0)
+    public: int | float | str | None = setting(None)
     min_size: AtLeastOne = 1
     split_seed: int | None = None
     limit_seed: int | None = None
+    task: Literal["classification", "multilabel", "regression"] | None = setting(None)
+    own_test: PartShare = setting(0.0)
 
     def __post_init__(self) -> None:
+        for name in ("inputs", "columns", "drop", "class_names"):  # --columns a,b on the command line
+            value: Any = getattr(self, name)
+            if isinstance(value, str) and (name != "inputs" or "," in value):
+                object.__setattr__(self, name, tuple(part.strip() for part in value.split(",")))
         check_fields(self, "data")
 
     def load(self, seed: int) -> Clients:
@@ -96,12 +117,18 @@ class Data:
             inputs=self.inputs,
             label=self.label,
             columns=self.columns,
+            drop=self.drop,
+            kind=self.kind,
+            length=self.length,
             num_classes=self.num_classes,
             class_names=self.class_names,
             normalize=self.normalize,
+            task=self.task,
         )
         by = seed if self.split_seed is None else self.split_seed
-        return split(whole, self.clients, self.partition, by, self.validation, self.public, self.min_size)
+        return split(
+            whole, self.clients, self.partition, by, self.validation, self.public, self.min_size, self.own_test or None
+        )
 
     @staticmethod
     def of(clients: Clients, seed: int) -> Data:
@@ -118,7 +145,8 @@ class Data:
             min_size=recipe.get("min_size", 1),
             split_seed=None if recipe.get("seed", seed) == seed else recipe["seed"],
             limit_seed=None if limit_seed == seed else limit_seed,
-            **loaded,
+            own_test=recipe.get("test") or 0.0,
+            **{**({"task": clients.task.name} if clients.task.name != "classification" else {}), **loaded},
         )
 
 
@@ -136,8 +164,8 @@ class Networks:
         By a trainable projection, or by pooling.
     """
 
-    names: tuple[str, ...] = ("mlp:2",)
-    feature_dim: AtLeastOne | None = None
+    names: tuple[str, ...] = setting(("mlp:2",), short="models")
+    feature_dim: AtLeastOne | None = setting(None)
     feature_adapter: Literal["linear", "avgpool"] = "linear"
 
     def __post_init__(self) -> None:
@@ -168,14 +196,16 @@ class Config:
 
     method: Method
     label: str
-    rounds: AtLeastOne = 10
-    seed: int = 0
+    rounds: AtLeastOne = setting(10)
+    seed: int = setting(0)
     data: Data = field(default_factory=Data)
     models: Networks = field(default_factory=Networks)
     training: Training = field(default_factory=Training)
     participation: Participation = field(default_factory=Participation)
     evaluation: Evaluation = field(default_factory=Evaluation)
     execution: Execution = field(default_factory=Execution)
+    trust: Trust = field(default_factory=Trust)
+    privacy: Privacy = field(default_factory=Privacy)
     script: tuple[str, ...] = ()
     fingerprint: str = ""
     networks: str = ""
@@ -185,7 +215,12 @@ class Config:
 
     def settings(self) -> Settings:
         """Return what the round loop needs."""
-        return Settings(self.rounds, self.seed, self.training, self.participation, self.evaluation, self.execution)
+        parts = {key: getattr(self, key) for key in SECTIONS if key not in ("data", "models")}
+        return Settings(self.rounds, self.seed, **parts)
+
+    def value(self, full: str) -> Any:
+        """Return a setting by its full name."""
+        return attrgetter(full)(self)
 
     def planned_rounds(self) -> int:
         """Return the rounds that will be run: the method's own number, or the one asked for."""
@@ -232,29 +267,27 @@ SECTIONS: dict[str, type[Any]] = {
     "participation": Participation,
     "evaluation": Evaluation,
     "execution": Execution,
+    "trust": Trust,
+    "privacy": Privacy,
 }
-TOP = ("rounds", "seed")
-# Short names that are not the last part of the full name.
-SHORT = {
-    "data": "data.source",
-    "models": "models.names",
-    "participation": "participation.share",
-    "drop": "participation.who",
-    "evaluate": "evaluation.every",
-    "evaluate_clients": "evaluation.clients",
-    "evaluate_samples": "evaluation.samples",
-}
+
+
+def _declared() -> Iterator[tuple[str, str, bool]]:
+    """Yield short name, full name, and whether there is an option for each setting, as the fields declare them."""
+    top = [item for item in fields(Config) if item.metadata]
+    sections = [(f"{section}.", item) for section, kind in SECTIONS.items() for item in fields(kind)]
+    for start, item in [*(("", item) for item in top), *sections]:
+        yield item.metadata.get("short") or item.name, start + item.name, item.metadata.get("option", False)
 
 
 def short_names() -> dict[str, str]:
     """Return every setting: its short name and its full one, in the order in which people think of them."""
-    taken = {full: short for short, full in SHORT.items()}
-    names: dict[str, str] = {}
-    for section, kind in SECTIONS.items():
-        for item in fields(kind):
-            full = f"{section}.{item.name}"
-            names[taken.get(full, item.name)] = full
-    return {**{name: name for name in TOP}, **names}
+    return {short: full for short, full, _ in _declared()}
+
+
+def option_names() -> tuple[str, ...]:
+    """Return the short names of the settings with an option of their own on the command line."""
+    return tuple(short for short, _, option in _declared() if option)
 
 
 def differences(earlier: Config, now: Config) -> list[str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyfed.config import SECTIONS, Config, known_fields, short_names
+from polyfed.config import SECTIONS, Config, known_fields, option_names, short_names
 from polyfed.core.errors import InputError, unknown
 from polyfed.core.fields import AtLeastOne, check_fields
 
@@ -32,12 +32,18 @@ class Experiment:
         Labels that `polyfed compare` runs when --methods is not given.
     seeds
         How many seeds a comparison takes.
+    settings
+        Label -> settings of this label alone, by full name: its networks and how it trains.
+    sweep
+        Setting, `method.OPTION` or `LABEL.OPTION` -> the values that `polyfed compare` tries.
     """
 
     base: Config
     methods: dict[str, dict[str, Any]] = field(default_factory=dict)
     compare: tuple[str, ...] = ()
     seeds: AtLeastOne = 3
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    sweep: dict[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_fields(self, "experiment")
@@ -46,14 +52,22 @@ class Experiment:
         """Return the configuration of one method of the experiment with one seed."""
         label = label or self.base.label
         method = _make(label, self.methods, {})
-        return replace(self.base, method=method, label=label, seed=self.base.seed if seed is None else seed)
+        config = replace(self.base, method=method, label=label, seed=self.base.seed if seed is None else seed)
+        for full, value in self.settings.get(label, {}).items():
+            section, _, name = full.partition(".")
+            config = replace(config, **{section: replace(getattr(config, section), **{name: value})})
+        return config
 
     def dump(self) -> dict[str, Any]:
         """Return everything for `comparison.json`."""
-        return {**self.base.dump(), "methods": self.methods, "compare": list(self.compare), "seeds": self.seeds}
+        more = {"methods": self.methods, "compare": list(self.compare), "seeds": self.seeds, "settings": self.settings}
+        swept = {"sweep": {key: list(values) for key, values in self.sweep.items()}} if self.sweep else {}
+        return {**self.base.dump(), **more, **swept}
 
 
-KEYS = ("method", "methods", "compare", "seeds")  # of an experiment, beside the settings
+KEYS = ("method", "methods", "compare", "seeds", "sweep")  # of an experiment, beside the settings
+OWN = ("models", "training")  # what one label of a comparison may have of its own; the data is the same for all
+SWEPT = OWN  # sections whose settings a sweep may vary, for the same reason
 
 
 def experiment(labels: Sequence[str] | None = None, **values: Any) -> Experiment:
@@ -85,6 +99,11 @@ def experiment(labels: Sequence[str] | None = None, **values: Any) -> Experiment
                 top[full] = leaf
     parts = {section: kind(**known_fields(section, kind, tree[section])) for section, kind in SECTIONS.items()}
     variants = {label: dict(options) for label, options in _table("methods", values.get("methods", {})).items()}
+    own = {
+        label: _own_settings(label, options.pop("settings"))
+        for label, options in variants.items()
+        if "settings" in options
+    }
     given = values.get("method", "fedavg")
     options = dict(given) if isinstance(given, Mapping) else {"name": given}
     name = options.pop("name", "fedavg")
@@ -92,7 +111,57 @@ def experiment(labels: Sequence[str] | None = None, **values: Any) -> Experiment
     if options:
         variants[name] = {**variants.get(name, {}), **options}
     rest = {key: values[key] for key in ("compare", "seeds") if key in values}
-    return Experiment(base, variants, **rest)
+    made = Experiment(base, variants, settings=own, sweep=_swept(values.get("sweep", {})), **rest)
+    for label in own:
+        made.config(label)  # refuses wrong values before anything runs
+    return made
+
+
+def _own_settings(label: str, given: Any) -> dict[str, Any]:
+    """Return the settings of one label by full name."""
+    if not isinstance(given, Mapping):
+        raise InputError(f"methods.{label}.settings is a table of settings, such as {{models = [...], lr = 0.01}}.")
+    found = {full: leaf for key, value in given.items() for full, leaf in _placed(key, value, short_names())}
+    for full in found:
+        section, _, name = full.partition(".")
+        if section not in OWN:
+            raise InputError(
+                f"methods.{label}.settings: '{full}' is the same for all methods of a comparison: only settings of "
+                f"{' and '.join(OWN)} can differ."
+            )
+        known_fields(section, SECTIONS[section], {name: None})
+    return found
+
+
+def full_name(key: str) -> str:
+    """Return the full name of a setting given by either of its names."""
+    return short_names().get(key, key)
+
+
+def _swept(given: Any) -> dict[str, tuple[Any, ...]]:
+    """Return the values of a sweep by full name, checked as far as that goes without its methods."""
+    if not isinstance(given, Mapping):
+        raise InputError("sweep is a table of lists, such as {lr = [0.01, 0.1]}.")
+    listed: dict[str, Any] = {}
+    for key, values in given.items():
+        inner = values.items() if isinstance(values, Mapping) else ()  # [sweep.method] or [sweep.LABEL]
+        listed |= {f"{key}.{name}": each for name, each in inner} if inner else {full_name(key): values}
+    names = short_names()
+    for key, values in listed.items():
+        section, dot, name = key.partition(".")
+        if not isinstance(values, list | tuple) or not values:
+            raise InputError(f"sweep.{key} is a list of values to try, not {values!r}.")
+        if not dot and key not in names:
+            raise unknown("setting to sweep", key, [short for short, full in names.items() if full.startswith(SWEPT)])
+        if not dot or (section in SECTIONS and section not in SWEPT):
+            raise InputError(
+                f"sweep.{key} would change more than the method: a sweep varies settings of {' and '.join(SWEPT)}, and "
+                "options of methods (method.OPTION)."
+            )
+        if section in SWEPT:
+            known_fields(section, SECTIONS[section], {name: None})
+    plain = {key: [tuple(v) if isinstance(v, list) else v for v in values] for key, values in listed.items()}
+    return {key: tuple(dict.fromkeys(values)) for key, values in sorted(plain.items())}  # the order is nobody's choice
 
 
 def _placed(key: str, value: Any, names: Mapping[str, str]) -> Iterable[tuple[str, Any]]:
@@ -125,6 +194,7 @@ def read_experiment(
     settings: Sequence[str] = (),
     scale: str | None = None,
     labels: Sequence[str] | None = None,
+    sweep: Sequence[str] = (),
 ) -> Experiment:
     """Build an experiment from a file, then options, then `--set key=value`, each overriding the one before.
 
@@ -135,11 +205,14 @@ def read_experiment(
     given
         Options from the command line as texts (None values are left out).
     settings
-        Texts `key=value`; `method.KEY=...` sets a hyper-parameter of the method, `LABEL.KEY=...` of another one.
+        Texts `key=value`; `method.KEY=...` sets a hyper-parameter of the method, `LABEL.KEY=...` of another one, and
+        `LABEL.settings.KEY=...` a setting of this label alone.
     scale
         Which `[scales.NAME]` table of the file to apply.
     labels
         The methods that will run, where they are not the file's.
+    sweep
+        Texts `key=a,b,c`: values to try, instead of the file's for this key.
 
     Raises
     ------
@@ -149,16 +222,34 @@ def read_experiment(
     values = _read_file(path, scale)
     values = _overridden(values, {key: parse_value(text) for key, text in (given or {}).items() if text is not None})
     for text in settings:
+        values = _assigned(values, *parse_setting(text), labels)
+    for text in sweep:
         key, separator, value = text.partition("=")
-        if not separator:
-            raise InputError(f"--set takes key=value, for instance --set method.mu=0.1, not '{text}'.")
-        values = _assigned(values, key.strip(), parse_value(value.strip()), labels)
+        if not separator or not value.strip():
+            raise InputError(f"--sweep takes key=a,b,c, for instance --sweep lr=0.01,0.1, not '{text}'.")
+        listed = parse_value(value.strip())
+        tried = listed if isinstance(listed, list) else [parse_value(part.strip()) for part in value.split(",")]
+        values = {**values, "sweep": {**values.get("sweep", {}), key.strip(): tried}}
     try:
         return experiment(**values)
     except InputError as error:
         if path is None:
             raise
         raise InputError(f"{path}: {error}") from error
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """Read the text of a `--set`, of whichever command: a key and its value.
+
+    Raises
+    ------
+    InputError
+        When it is not `key=value`.
+    """
+    key, separator, value = text.partition("=")
+    if not separator:
+        raise InputError(f"--set takes key=value, for instance --set lr=0.1, not '{text}'.")
+    return key.strip(), parse_value(value.strip())
 
 
 def parse_value(text: Any) -> Any:
@@ -211,6 +302,8 @@ def _assigned(values: dict[str, Any], key: str, value: Any, labels: Sequence[str
     owner, dot, option = key.rpartition(".")
     if not dot or owner in SECTIONS:
         return _overridden(values, {key: value})
+    own_setting = owner.endswith(".settings")
+    owner = owner.removesuffix(".settings")
     given = values.get("method", "fedavg")
     own = given.get("name", "fedavg") if isinstance(given, Mapping) else given
     label = own if owner == "method" else owner
@@ -218,7 +311,9 @@ def _assigned(values: dict[str, Any], key: str, value: Any, labels: Sequence[str
     if label not in running:
         raise unknown("owner of an option", owner, ["method", *SECTIONS, *running])
     tables = dict(values.get("methods", {}))
-    tables[label] = {**tables.get(label, {}), option: value}
+    mine = tables.get(label, {})
+    added = {"settings": {**mine.get("settings", {}), option: value}} if own_setting else {option: value}
+    tables[label] = {**mine, **added}
     return {**values, "methods": tables}
 
 
@@ -236,13 +331,12 @@ def command(config: Config) -> str | None:
 def setting_words(config: Config) -> list[str]:
     """Return the settings that differ from the defaults as options of the command line."""
     usual = Config(config.method, config.label)
-    words = []
+    words, options = [], option_names()
     for short, full in short_names().items():
-        value, default = _leaf(config, full), _leaf(usual, full)
+        value, default = config.value(full), usual.value(full)
         if value != default or short in ("data", "models"):
-            text = ",".join(value) if full == "models.names" else to_text(value)
-            option = f"--{short.replace('_', '-')}"
-            words += [option, text] if short in OPTIONS else ["--set", f"{full}={text}"]
+            text = ",".join(value) if full in ("models.names", "evaluation.metrics") else to_text(value)
+            words += [f"--{short.replace('_', '-')}", text] if short in options else ["--set", f"{full}={text}"]
     return words
 
 
@@ -267,18 +361,3 @@ def to_text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(json.dumps(item) for item in value) + "]"
     return json.dumps(value)
-
-
-def _leaf(config: Config, full: str) -> Any:
-    value: Any = config
-    for part in full.split("."):
-        value = getattr(value, part)
-    return value
-
-
-# Settings with an option of their own on the command line; all others are reached with --set.
-OPTIONS = (
-    *("rounds", "seed", "data", "limit", "clients", "partition", "public", "validation", "models", "feature_dim"),
-    *("participation", "epochs", "batch_size", "optimizer", "lr", "momentum"),
-    *("evaluate", "evaluate_clients", "evaluate_samples", "engine", "workers", "device"),
-)

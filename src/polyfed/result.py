@@ -15,6 +15,9 @@ from polyfed.core.checkpoint import write_atomic, write_json
 from polyfed.core.cost import DOWN, UP, CostMeter
 from polyfed.core.errors import InputError
 from polyfed.core.party import Party
+from polyfed.core.selection import best_line, worth
+from polyfed.core.summary import client_columns, over_clients
+from polyfed.core.task import CLASSIFICATION, Task
 from polyfed.core.versions import versions
 
 LAST = 5  # rounds whose mean is reported beside the last one
@@ -50,6 +53,18 @@ class Models(Mapping[int, nn.Module]):
         return len(self._ids)
 
 
+@dataclass(frozen=True)
+class Best:
+    """The round that validation data chooses: its figure there, and what was measured on test data in this round."""
+
+    round: int
+    validation: float
+    accuracy: dict[str, Any] = field(repr=False)
+
+    def __int__(self) -> int:
+        return self.round
+
+
 @dataclass
 class Result:
     """The outcome of one run."""
@@ -69,7 +84,9 @@ class Result:
     server_model: nn.Module | None = field(default=None, repr=False)
     server: Party | None = field(default=None, repr=False)  # what the method keeps there: prototypes, a decoder, ...
     directory: Path | None = None
+    use: dict[str, Any] | None = field(default=None, repr=False)  # how raw inputs become those of the models
     pooled: bool = False  # the "clients" of the history are architectures that saw all data
+    task: Task = CLASSIFICATION
 
     def __post_init__(self) -> None:
         """Nobody trains the server's model any more: it is handed out to predict."""
@@ -97,7 +114,15 @@ class Result:
             "last_five": fmean(fmean(self._spread(a)) for a in rounds) if rounds else None,
             "before_rounds": before[0] if before else None,
         }
-        summary |= {key: last[key] for key in ("validation", "own", "clients") if key in last}
+        summary |= {key: last[key] for key in ("score", "personal", "validation", "own", "clients") if key in last}
+        summary |= {key: measured[-1][key] for key in ("malicious",) if key in measured[-1]}
+        if self.pooled and "validation" in last:  # measured by architecture
+            held, everybody = last["validation"], {"clients": [*range(len(per_client))]}
+            metrics = self._metrics(held)
+            summary["validation"] = {**held, **metrics, "per_client": self._spread(held), **everybody}
+        summary |= self._metrics(last)
+        if "global_metrics" in last:
+            summary["global_metrics"] = last["global_metrics"]
         measured_clients = last.get("clients", range(len(per_client)))
         active = self._took_part(dict(zip(measured_clients, per_client, strict=True)))
         if len(active) < len(per_client):  # the others count above with the weights they hold
@@ -105,12 +130,24 @@ class Result:
             summary["took_part"] = {"mean": mean, "clients": sorted(active)}
         return summary
 
-    def best_round(self) -> int:
-        """Return the round with the best mean accuracy on validation data (never on test data)."""
-        lines = [line for line in self.history if line["phase"] == "round" and "validation" in line.get("accuracy", {})]
-        if not lines:
+    def privacy(self) -> dict[str, Any]:
+        """Return delta and, for each client, the epsilon that it has spent; empty where training was not private."""
+        told = [line["privacy"] for line in self.history if "privacy" in line]
+        spent = {client: epsilon for item in told for client, epsilon in item["epsilon"].items()}
+        return {"delta": told[-1]["delta"], "epsilon": spent} if told else {}
+
+    def best_round(self) -> Best:
+        """Return the round that is best on validation data (never on test data), and what it reached on test data.
+
+        It is the one with the highest mean accuracy, or of a regression the lowest loss; of equal ones the first.
+        """
+        line = best_line(self.history, self.task)
+        if line is None:
             raise InputError("Choosing a round needs validation data: split(..., validation=0.1).")
-        return int(max(lines, key=lambda line: line["accuracy"]["validation"])["round"])
+        accuracy = line["accuracy"]
+        chosen = worth(accuracy["validation"], self.task)
+        assert chosen is not None
+        return Best(line["round"], chosen if self.task.selects == "score" else -chosen, accuracy)
 
     def summary(self) -> dict[str, Any]:
         """Return the content of `result.json`."""
@@ -119,8 +156,11 @@ class Result:
             "method": self.method,
             "seed": self.seed,
             "rounds": self.rounds,
+            "task": self.task.name,
             "accuracy": self.accuracy(),
+            **self._chosen(),
             "architectures": self.architectures,
+            **({"privacy": spent} if (spent := self.privacy()) else {}),
             "samples": self.samples,
             "parameters": self.parameters,
             "label_counts": self.label_counts,
@@ -138,6 +178,15 @@ class Result:
             "versions": versions(),
         }
 
+    def _chosen(self) -> dict[str, Any]:
+        """Return the round that validation data chooses, and whether it ended the run."""
+        line = best_line(self.history, self.task)
+        stopped = next((line["stopped"] for line in self.history if "stopped" in line), None)
+        return {
+            **({} if line is None else {"best_round": {"round": line["round"], "accuracy": line["accuracy"]}}),
+            **({} if stopped is None else {"stopped": stopped}),
+        }
+
     def save(self, directory: str | Path) -> None:
         """Write `result.json` and the clients' models (safetensors) into a directory."""
         directory = Path(directory)
@@ -147,6 +196,8 @@ class Result:
         if self.server_model is not None:
             state = {name: tensor.contiguous() for name, tensor in self.server_model.state_dict().items()}
             write_atomic(directory / "models" / "server.safetensors", save(state))
+        if self.use is not None:
+            write_json(directory / "models" / "inputs.json", self.use)
         write_json(directory / "result.json", self.summary())
 
     def table(self) -> Any:
@@ -162,14 +213,13 @@ class Result:
         summary = self.summary()
         cost = summary["cost"]["per_client"]
         clients = range(len(self.architectures))
-        accuracy = summary["accuracy"]
-        values = dict(zip(accuracy.get("clients", clients), accuracy["per_client"], strict=True))
+        columns = client_columns(summary["accuracy"], len(clients))
         return pandas.DataFrame(
             {
                 "client": list(clients),
                 "model": self.architectures,
                 "samples": self.samples,
-                "accuracy": [values.get(client) for client in clients],  # None: it was away at the end
+                **columns,  # None: it was away at the end, or has no such data
                 "bytes_up": [cost[UP].get(str(client), 0) for client in clients],
                 "bytes_down": [cost[DOWN].get(str(client), 0) for client in clients],
             }
@@ -190,7 +240,10 @@ class Result:
         accuracy = self.accuracy()
         line = f"{self.method}, {in_rounds(self.rounds)}, seed {self.seed}"
         if accuracy:
-            line += f": mean accuracy {100 * accuracy['mean']:.1f} %, worst client {100 * accuracy['worst']:.1f} %"
+            score = accuracy.get("score", "accuracy")
+            line += f": mean {score} {100 * accuracy['mean']:.1f} %, worst client {100 * accuracy['worst']:.1f} %"
+            if accuracy.get("personal", {}).get("mean") is not None:
+                line += f", on own test data {100 * accuracy['personal']['mean']:.1f} %"
         table = self.frame().to_html(index=False, float_format="{:.3f}".format, border=0)
         return f"<div><p><b>{escape(line)}</b></p>{table}</div>"
 
@@ -202,6 +255,12 @@ class Result:
         order = list(dict.fromkeys(self.architectures))
         party = [order.index(name) for name in self.architectures] if self.pooled else range(len(self.architectures))
         return {client: value for client, value in accuracy.items() if party[client] in found}
+
+    def _metrics(self, accuracy: Mapping[str, Any]) -> dict[str, Any]:
+        """Give every client the metrics of its architecture where the data was pooled."""
+        found = accuracy.get("metrics", {})
+        values = {name: self._spread({**accuracy, "per_client": one["per_client"]}) for name, one in found.items()}
+        return {"metrics": {name: over_clients(each) for name, each in values.items()}} if values else {}
 
     def _spread(self, accuracy: Mapping[str, Any]) -> list[float]:
         """Give every client the value of its architecture where the data was pooled, as far as that was measured."""

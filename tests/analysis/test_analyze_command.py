@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -115,6 +116,22 @@ def test_unknown_names_and_options_are_refused(runs, tmp_path):
         list(analyze("ckaa", [runs[0]], tmp_path))
     with pytest.raises(InputError, match="did you mean 'samples'"):
         list(analyze("cka", [runs[0]], tmp_path, ["sample=3"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "words"),
+    [
+        ("cka", "samples", "--set takes key=value"),
+        ("cka", "samples=many", "cka: samples must be a whole number, got 'many'"),
+        ("cka", "samples = 0", "cka: samples must be at least 1, got 0"),
+        ("reconstruction", "noise=[0, -1]", "reconstruction: noise must not be negative"),
+        ("embedding", "label=1.5", "embedding: label must be a whole number"),
+    ],
+)
+def test_values_of_options_are_refused_as_those_of_all_settings(runs, tmp_path, name, setting, words):
+    with pytest.raises(InputError, match=re.escape(words)):
+        list(analyze(name, [runs[0]], tmp_path / "new", [setting]))
+    assert not (tmp_path / "new").exists()
 
 
 def test_unfinished_runs_are_refused(runs, tmp_path):

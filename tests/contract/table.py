@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-import numpy as np
+import pytest
+from tests.contract.case import DEPTHS, WIDTHS, Case
 
-import polyfed as pf
-from polyfed.data import Clients
-from polyfed.methods import make
 from polyfed.result import Result
+from polyfed.testing import synthetic, unequal
+from polyfed.testing.setting import digits as digits_of
 
-MIXED = ("mlp:1x16", "mlp:2x16", "cnn:4-8")
-WIDTHS = ("cnn:8-16,bn@1", "cnn:8-16,bn@0.5")
-DEPTHS = ("resnet10:w4", "resnet14:w4")
+__all__ = ["CASES", "Case", "everyday", "run_case", "synthetic", "unequal"]
+
 FEDVTC = {"samples_per_class": 4, "rec_reduction": "mean", "kl_weight": 0.1}
 FEDVTC_OFF = {"rec_weight": 0.0, "kl_weight": 0.0, "lambda_dm": 0.0, "finetune": False}
-
-
-@dataclass(frozen=True)
-class Case:
-    """How the contract tests run a method."""
-
-    method: str
-    models: tuple[str, ...] = MIXED
-    options: dict[str, Any] = field(default_factory=dict)
-    public: bool = False
-    feature_dim: int | None = None
-    off: dict[str, Any] | None = None  # these options switch the method's own idea off ...
-    base: str | None = None  # ... and it is then exactly this method
-    base_options: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def id(self) -> str:
-        return f"{self.method}-{'x'.join(sorted({m.split(':')[0] for m in self.models}))}"
 
 
 CASES = [
@@ -61,9 +44,9 @@ CASES = [
         base_options={"weighting": "samples", "statistics": "public", "mask": False, "clip": None, "measure": "own"},
     ),
     Case(
-        "fedfd",
+        "fedfd_student",
         public=True,
-        options={"aggregation": "none", "server_model": "cnn:8-16", "subset": 20},
+        options={"server_model": "cnn:8-16", "subset": 20},
         off={"digest_epochs": 0},
         base="local",
     ),
@@ -112,22 +95,25 @@ CASES = [
     Case("ensemble"),
     Case("oneshot_fedavg", ("mlp:2x16",)),
     Case("pfnm", ("mlp:2x16", "mlp:2x12"), {"select_on": "train"}),
+] + [
+    case
+    for file in sorted(Path(__file__).parent.glob("cases_*.py"))
+    for case in importlib.import_module(f"tests.contract.{file.stem}").CASES
 ]
 
 
-def synthetic(clients: int = 4, per_client: int = 18, classes: int = 3, seed: int = 0, public: bool = True) -> Clients:
-    """A small image problem that can be learned: noisy class patterns, unequal clients, one of them lacking a class."""
-    rng = np.random.default_rng(seed)
-    patterns = rng.normal(size=(classes, 1, 8, 8)).astype(np.float32)
+FEW = ("fedavg", "heterofl", "fedproto", "fedmd", "ams")  # methods of very different kinds
 
-    def draw(n: int, labels: int = classes) -> tuple[np.ndarray, np.ndarray]:
-        y = rng.integers(0, labels, n)
-        return (patterns[y] + 0.5 * rng.normal(size=(n, 1, 8, 8))).astype(np.float32), y
 
-    parts = [draw(per_client + 5 * k, classes if k else classes - 1) for k in range(clients)]
-    return Clients.from_parts(
-        parts, test=draw(60), num_classes=classes, name="synthetic", public=draw(40)[0] if public else None, seed=seed
-    )
+def everyday(cases: Sequence[Case] = CASES, few: bool = False) -> Any:
+    """Parametrize a test: `make test` runs the first case of each method (or of a few), `make test-long` the rest."""
+    seen: set[str] = set()
+    params = []
+    for case in cases:
+        often = case.method not in seen and (not few or case.method in FEW)
+        seen.add(case.method)
+        params.append(pytest.param(case, id=case.id, marks=() if often else pytest.mark.long))
+    return pytest.mark.parametrize("case", params)
 
 
 def run_case(
@@ -145,35 +131,9 @@ def run_case(
 ) -> Result:
     """Run a case in its small setting. `digits`: on named data, so that the run can be resumed from its directory."""
     if digits:
-        data = pf.load("digits", limit=(150, 60))
-        clients = pf.split(data, clients=3, by="dirichlet:1.0", seed=0, public=30 if case.public else None)
+        data = digits_of(case.public)
     elif sizes:
-        clients = unequal(sizes, single_class, case.public)
+        data = unequal(sizes, single_class, case.public)
     else:
-        clients = synthetic(public=case.public)
-    return pf.run(
-        make(case.method, case.options),
-        clients,
-        case.models,
-        rounds=rounds,
-        training=pf.Training(epochs=2, batch_size=8, lr=lr),
-        seed=seed,
-        out=out,
-        participation=participation,
-        feature_dim=case.feature_dim,
-        checkpoint_seconds=0.0,
-        observers=observers,
-        **more,
-    )
-
-
-def unequal(sizes: tuple[int, ...], single_class: int | None, public: bool) -> Clients:
-    """Clients of the given sizes; one of them holds samples of one class only."""
-    rng = np.random.default_rng(0)
-
-    def draw(n: int, one_class: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        y = np.zeros(n, dtype=np.int64) if one_class else rng.integers(0, 3, n)
-        return rng.normal(size=(n, 1, 8, 8)).astype(np.float32), y
-
-    parts = [draw(size, client == single_class) for client, size in enumerate(sizes)]
-    return Clients.from_parts(parts, test=draw(30), num_classes=3, public=draw(24)[0] if public else None)
+        data = synthetic(public=case.public)
+    return case.setting.run(rounds, seed, lr, participation, data, out=out, observers=observers, **more)

@@ -16,7 +16,8 @@ from polyfed.models.resnet import ConvNorm
 from polyfed.models.vtc import Decoder
 
 
-@pytest.mark.parametrize("processor", ["SSE41", "AVX2", None])
+@pytest.mark.long
+@pytest.mark.parametrize("processor", ["AVX2", "SSE41", None])
 def test_every_convolution_of_the_zoo_is_right_in_both_layouts_on_all_processors(processor):
     environment = {key: value for key, value in os.environ.items() if key != "ONEDNN_MAX_CPU_ISA"}
     if processor is not None:

@@ -40,10 +40,10 @@ class Watched(Method):
         yield Stage(self.loss, steps=LATE)
 
 
-@pytest.mark.parametrize("engine", ["sequential", "batched"])
-def test_memory_does_not_grow_with_the_steps_of_a_stage(engine):
+@pytest.mark.parametrize(("engine", "clients"), [("sequential", 1), pytest.param("batched", 3, marks=pytest.mark.long)])
+def test_memory_does_not_grow_with_the_steps_of_a_stage(engine, clients):
     rng = np.random.default_rng(0)
-    parts = [(rng.normal(size=(4, 1, 2, 2)).astype(np.float32), np.array([0, 1, 0, 1])) for _ in range(3)]
+    parts = [(rng.normal(size=(4, 1, 2, 2)).astype(np.float32), np.array([0, 1, 0, 1])) for _ in range(clients)]
     method = Watched()
     tracemalloc.start()
     try:

@@ -1,3 +1,4 @@
+import json
 import struct
 
 import pytest
@@ -6,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyfed.core.errors import MessageError
-from polyfed.core.message import Message, validate
+from polyfed.core.message import Message
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="/\x00"), min_size=1, max_size=8)
 dtypes = st.sampled_from(
@@ -113,15 +114,44 @@ def test_random_bytes_never_do_worse_than_a_refusal(blob):
         Message.from_bytes(blob)
 
 
+def declared(**tensors):
+    """A blob whose header says what it is told to: (type, shape, bytes)."""
+    header, body = {}, b""
+    for name, (kind, shape, size) in tensors.items():
+        header[f"data/{name}"] = {"dtype": kind, "shape": shape, "data_offsets": [len(body), len(body) + size]}
+        body += bytes(size)
+    text = json.dumps({**header, "__metadata__": {"meta": "{}"}}).encode()
+    return struct.pack("<Q", len(text)) + text + body
+
+
 @pytest.mark.parametrize(
-    ("other", "says"),
+    "blob",
     [
-        (Message(data={}), "'data/z' is missing"),
-        (Message(data={"z": torch.zeros(3), "q": torch.zeros(1)}), "'data/q' was not asked for"),
-        (Message(data={"z": torch.zeros(4)}), r"is torch.float32 \[4\], expected torch.float32 \[3\]"),
-        (Message(data={"z": torch.zeros(3, dtype=torch.float64)}), "float64"),
+        declared(x=("F8_E4M3", [4], 4)),
+        declared(x=("F8_E5M2", [4], 4)),
+        declared(x=("C64", [1], 8)),
+        declared(x=("F32", [0, 2**62, 2**62], 0)),
+        declared(x=("F32", [2**62, 2**62, 4], 4)),
+        declared(x=("F32", [0, 2**200], 0)),
+        declared(x=("F32", [-1, -1], 4)),
+        declared(x=("F32", [True], 4)),
+        declared(x=("F32", [1] * 70, 4)),
+        declared(x=("F32", [1.0], 4)),
+        declared(x=("F32", "1", 4)),
+        declared(x=("F32", [2], 4)),
+        declared(**{str(number): ("F32", [0], 0) for number in range(20_001)}),
+        struct.pack("<Q", 30_000) + b"[" * 30_000,
     ],
+    ids=lambda blob: str(len(blob)),
 )
-def test_a_message_with_other_names_or_shapes_is_refused(other, says):
+def test_a_header_that_no_message_has_is_refused(blob):
+    with pytest.raises(MessageError, match="site-a refused: it cannot be read"):
+        Message.from_bytes(blob, sender="site-a")
+
+
+@pytest.mark.parametrize(
+    ("value", "says"), [(10**400, "beyond every count"), (2**63, "beyond"), ("x" * 10**5, "letters")]
+)
+def test_numbers_and_words_of_a_message_are_bounded(value, says):
     with pytest.raises(MessageError, match=says):
-        validate(other, Message(data={"z": torch.ones(3)}), "site-b")
+        Message.from_bytes(Message(meta={"samples": value}).to_bytes())

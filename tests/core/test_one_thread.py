@@ -16,7 +16,7 @@ from polyfed.flower.site import Site
 from polyfed.flower.sitedata import SiteData
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
-from table import CASES, run_case, synthetic
+from table import CASES, everyday, run_case, synthetic
 
 AT_SERVER = [case for case in CASES if case.method in ("fedfd", "fedmd_global", "heterofl", "pfnm") or case.public]
 
@@ -40,7 +40,7 @@ def assert_same(one, other):
         assert all(torch.equal(ours[name], theirs[name]) for name in ours), client
 
 
-@pytest.mark.parametrize("case", AT_SERVER, ids=lambda case: case.id)
+@everyday(AT_SERVER, few=True)
 def test_the_bits_of_a_run_do_not_depend_on_the_number_of_threads(case, threads):
     runs = []
     for number in (1, 3):

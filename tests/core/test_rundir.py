@@ -53,10 +53,95 @@ def test_a_read_only_place_gives_one_sentence(tmp_path):
 def test_a_directory_of_another_version_is_refused(tmp_path):
     RunDirectory.create(tmp_path / "a", {})
     (tmp_path / "a" / "config.json").write_text(json.dumps({"format": 99}))
-    with pytest.raises(RunDirectoryError, match=r"another version of polyfed \(format 99, this one reads 2\)"):
+    with pytest.raises(RunDirectoryError, match=r"another version of polyfed \(format 99, this one reads 3\)"):
         RunDirectory.open(tmp_path / "a")
     with pytest.raises(RunDirectoryError, match="not a run directory"):
         RunDirectory.open(tmp_path)
+
+
+def test_where_nothing_was_begun_the_same_command_is_the_way_on(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / ".config.json.abcd1234").write_text("{")
+    with pytest.raises(RunDirectoryError, match="start the run with the same command"):
+        RunDirectory.open(tmp_path / "a")
+    RunDirectory.create(tmp_path / "a", {}).close()
+    assert sorted(os.listdir(tmp_path / "a")) == ["config.json"]
+
+
+def finished(path):
+    run = RunDirectory.create(path, {"method": {"name": "fedavg"}, "rounds": 12})
+    run.append({"round": 1, "loss": 0.25})
+    run.save(PROGRESS, TREE, {0: TREE})
+    run.close()
+    return run
+
+
+def read_again(path):
+    RunDirectory.read_config(path)
+    run = RunDirectory.open(path)
+    try:
+        return run.load(), run.history()
+    finally:
+        run.close()
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "history.jsonl", "checkpoint/index.json", "checkpoint/server.1-round.safetensors"]
+)
+def test_every_flipped_bit_is_found_and_its_file_named(name, tmp_path):
+    finished(tmp_path / "a")
+    file = tmp_path / "a" / name
+    sound = file.read_bytes()
+    for place in range(0, len(sound), 7):
+        damaged = bytearray(sound)
+        damaged[place] ^= 1 << place % 8
+        file.write_bytes(damaged)
+        with pytest.raises(RunDirectoryError) as found:
+            read_again(tmp_path / "a")
+        assert file.name in str(found.value) or "another version" in str(found.value), place
+    file.write_bytes(sound)
+    assert read_again(tmp_path / "a")[1] == [{"round": 1, "loss": 0.25}]
+
+
+@pytest.mark.parametrize("name", ["config.json", "history.jsonl", "checkpoint/index.json"])
+def test_every_truncated_file_is_found(name, tmp_path):
+    finished(tmp_path / "a")
+    file = tmp_path / "a" / name
+    sound = file.read_bytes()
+    for length in range(0, len(sound) - 1, 5):
+        file.write_bytes(sound[:length])
+        with pytest.raises(RunDirectoryError):
+            read_again(tmp_path / "a")
+
+
+def test_the_history_is_on_the_disk_before_a_checkpoint_counts_on_it(tmp_path, monkeypatch):
+    run = RunDirectory.create(tmp_path / "a", {})
+    run.append({"round": 1})
+    flushed, sync = [], os.fsync
+
+    def watched(descriptor):
+        flushed.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    run.save(PROGRESS, TREE, {})
+    assert flushed.index("history.jsonl") < next(k for k, name in enumerate(flushed) if "index.json" in name)
+
+
+def test_what_a_killed_write_left_is_swept_away_and_nothing_else(tmp_path):
+    finished(tmp_path / "a")
+    for name in (".history.jsonl.ab_cd123", "checkpoint/.index.json.12345678", ".mine", "notes.txt"):
+        (tmp_path / "a" / name).write_text("half")
+    RunDirectory.open(tmp_path / "a").close()
+    assert not (tmp_path / "a" / ".history.jsonl.ab_cd123").exists()
+    assert not (tmp_path / "a" / "checkpoint" / ".index.json.12345678").exists()
+    assert (tmp_path / "a" / ".mine").exists() and (tmp_path / "a" / "notes.txt").exists()
+
+
+def test_a_private_file_is_for_its_owner_only(tmp_path):
+    write_atomic(tmp_path / "state", b"x", private=True)
+    write_atomic(tmp_path / "report", b"x")
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("state", "report")] == [0o600, 0o644]
 
 
 def test_only_changed_clients_are_written_again_and_old_files_go(tmp_path):

@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,7 @@ from polyfed.core.rng import generator, numpy_generator, seed_of, seeded
 from polyfed.core.runner import run_stage
 from polyfed.core.samples import Samples, Scaling
 from polyfed.core.settings import Training
-from polyfed.core.stage import Draw, Stage, Update, batch_plan, is_trainable, learning_rate
+from polyfed.core.stage import Draw, Stage, Update, epoch_plan, is_trainable, learning_rate
 
 
 def context(**training):
@@ -37,20 +38,21 @@ def cross_entropy(nets, batch, aux):
 
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 3), st.booleans())
 def test_every_sample_is_used_once_an_epoch_and_a_lone_one_joins_its_neighbours(n, size, epochs, join):
-    batches = list(batch_plan(n, size, epochs, None, generator(0, "t"), True, join))
-    for epoch in range(epochs):
-        used = torch.cat([positions for e, positions in batches if e == epoch])
-        assert sorted(used.tolist()) == list(range(n))
-        sizes = [len(positions) for e, positions in batches if e == epoch]
+    plan = list(epoch_plan(n, size, epochs, None, generator(0, "t"), True, join))
+    assert [epoch for epoch, _, _ in plan] == list(range(epochs))
+    for _, order, sizes in plan:
+        assert sorted(order.tolist()) == list(range(n)) and sum(sizes) == n
         if join and n > 1 and size > 1:
             assert 1 not in sizes
         assert all(s <= size + 1 for s in sizes)
 
 
 def test_each_epoch_has_a_new_order_and_steps_cut_it():
-    batches = list(batch_plan(50, 50, 2, None, generator(0, "t")))
-    assert not torch.equal(batches[0][1], batches[1][1])
-    assert len(list(batch_plan(10, 4, None, 7, generator(0, "t")))) == 7
+    (_, first, _), (_, second, _) = epoch_plan(50, 50, 2, None, generator(0, "t"), True, False)
+    assert not torch.equal(first, second)
+    plan = list(epoch_plan(10, 4, None, 7, generator(0, "t"), True, False))
+    assert [sizes for _, _, sizes in plan] == [[4, 4, 2], [4, 4, 2], [4]]
+    assert [len(order) for _, order, _ in plan] == [10, 10, 4]
 
 
 def test_streams_differ_by_every_part_of_their_name():
@@ -75,7 +77,26 @@ def test_a_stage_returns_the_mean_loss_of_its_batches():
     party = client(nn.Linear(3, 2), 8)
     expected = F.cross_entropy(party.main(party.train.inputs()), party.train.labels())
     found = run_stage(Stage(cross_entropy), party, context(lr=1e-12, epochs=3), "main/0")
-    assert found == pytest.approx(float(expected.detach()))
+    assert found.loss == pytest.approx(float(expected.detach()))
+    assert found.steps == 6 and found.rates == pytest.approx(6e-12)
+
+
+def test_a_network_out_of_aux_computes_the_same_wherever_its_tensors_begin():
+    """Those of a message or a file begin anywhere, and convolutions round otherwise there."""
+    x, weight = torch.randn(8, 4, 6, 6), torch.randn(4, 4, 3, 3)
+    outputs, starts = [], []
+
+    def look(nets, batch, aux):
+        outputs.append(F.conv2d(x, aux["net"]["weight"], padding=1))
+        starts.append(aux["net"]["weight"].data_ptr() % 64)
+        return cross_entropy(nets, batch, aux)
+
+    for place in range(4):
+        memory = torch.zeros(weight.numel() + 4)
+        moved = memory[place : place + weight.numel()].view(weight.shape).copy_(weight)
+        run_stage(Stage(look, aux={"net": {"weight": moved}}), client(nn.Linear(3, 2)), context(), "main/0")
+    assert all(torch.equal(output, outputs[0]) for output in outputs)
+    assert starts == [0] * 4
 
 
 def test_steps_follow_the_decaying_rate():
@@ -289,6 +310,61 @@ def test_learning_rates_decay_by_epoch_and_by_round():
     training = Training(lr=1.0, decay=0.8, decay_every=2, round_decay=0.5)
     assert [learning_rate(training, 1, e) for e in range(4)] == [1.0, 1.0, 0.8, 0.8]
     assert learning_rate(training, 3, 0) == 0.25
+
+
+def test_schedules_over_the_rounds():
+    cosine = Training(lr=2.0, schedule="cosine")
+    assert [learning_rate(cosine, t, 0, 4) for t in (1, 3)] == pytest.approx([2.0, 1.0])
+    assert learning_rate(cosine, 4, 0, 4) == pytest.approx(1 + math.cos(math.pi * 3 / 4))
+    steps = Training(lr=1.0, milestones=(2, 3), milestone_decay=0.1)
+    assert [learning_rate(steps, t, 0, 5) for t in range(1, 6)] == pytest.approx([1, 1, 0.1, 0.01, 0.01])
+    rising = Training(lr=1.0, warm_up=3)
+    assert [learning_rate(rising, t, 0, 9) for t in range(1, 6)] == pytest.approx([0.25, 0.5, 0.75, 1, 1])
+
+
+def test_what_a_loss_gives_beside_itself_is_added_up():
+    def counting(nets, batch, aux):
+        counts = torch.zeros(2).index_add(0, batch.y, torch.ones(len(batch.y)))
+        return cross_entropy(nets, batch, aux), {"counts": counts}
+
+    trained = run_stage(Stage(counting), client(nn.Linear(3, 2), 7), context(epochs=3), "main/0")
+    assert trained.sums["counts"].tolist() == [12, 9]
+
+
+def test_gradients_are_added_up_as_they_are_before_anything_else():
+    """One batch of all samples and a transform that stops everything: each step has the same gradient."""
+    party = client(nn.Linear(3, 2))
+    loss = F.cross_entropy(party.main(party.train.inputs()), party.train.labels())
+    expected = torch.autograd.grad(loss, party.main.weight)[0]
+    start = party.main.weight.detach().clone()
+
+    def stopped(grads, aux):
+        return {"main": {name: 0 * grad for name, grad in grads[0]["main"].items()}}
+
+    stage = Stage(cross_entropy, gradients=stopped, sum_gradients=True)
+    trained = run_stage(stage, party, context(epochs=5, clip=1e-9), "main/0")
+    torch.testing.assert_close(trained.gradients["main"]["weight"], 5 * expected)
+    assert torch.equal(party.main.weight, start)
+
+
+def test_a_stage_at_the_server_may_stop_early_and_change_its_pace():
+    seen = []
+    stage = Stage(cross_entropy, until=lambda step: step == 3, rate_factor=lambda step: seen.append(step) or 0.5**step)
+    trained = run_stage(stage, client(nn.Linear(3, 2), 8), context(epochs=9), "main/0")
+    assert trained.steps == 3 and seen == [0, 1, 2]
+    assert trained.rates == pytest.approx(0.1 * (1 + 0.5 + 0.25))
+
+
+def test_a_network_with_other_tensors_is_another_network():
+    model, other = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    x = torch.randn(5, 3)
+    for net in (Net(model), FunctionalNet(model, dict(model.named_parameters()), {})):
+        assert torch.equal(net.replaced(other.state_dict())(x), other(x))
+        narrow = {"0.weight": model[0].weight[:2], "0.bias": model[0].bias[:2], "1.weight": model[1].weight[:, :2]}
+        expected = F.linear(F.linear(x, narrow["0.weight"], narrow["0.bias"]), narrow["1.weight"], model[1].bias)
+        assert torch.equal(net.replaced(narrow)(x), expected)
+        with pytest.raises(KeyError, match="no tensor 'z'"):
+            net.replaced({"z": x})
 
 
 def test_scaling_is_undone_exactly():

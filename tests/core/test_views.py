@@ -3,7 +3,7 @@ import torch
 
 from polyfed.build import make_blueprint
 from polyfed.core.errors import InputError
-from polyfed.core.views import Full, Owned, Prefix, SameArch, Shared, resolve_view
+from polyfed.core.views import Full, Owned, Prefix, SameArch, Shared, contains, resolve_view
 from polyfed.ops.aggregate import extract
 
 
@@ -61,6 +61,7 @@ def test_shared_names_parts_and_explains_what_is_missing():
     assert set(Shared(("head",)).layout(prints)) == {"head.weight", "head.bias"}
     with pytest.raises(InputError, match=r"no tensor of mlp:2x8 under top: its names start with"):
         Shared(("top",)).layout(prints)
+    assert Shared(()).layout(prints) == Shared(()).slots(prints["mlp:1x8"], prints) == {}
     with pytest.raises(InputError, match="set feature_dim"):
         Shared(("head",)).layout(blueprints("mlp:1x8", "mlp:1x16"))
 
@@ -80,3 +81,10 @@ def test_integers_are_never_shared_and_buffers_only_if_asked():
     assert not any("num_batches" in name for name in Full().layout(prints))
     assert any("running_mean" in name for name in Full().layout(prints))
     assert not any("running" in name for name in Full(buffers=False).layout(prints))
+
+
+def test_an_architecture_contains_another_where_every_tensor_is_a_slice_of_its_own():
+    deep, wide, narrow = blueprints("mlp:3x8", "mlp:2x8", "mlp:2x4").values()
+    assert contains(wide, narrow) and not contains(narrow, wide)
+    assert not contains(wide, deep)  # it lacks a layer
+    assert contains(deep, deep)

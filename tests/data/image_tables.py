@@ -14,12 +14,12 @@ def png(array) -> bytes:
     return buffer.getvalue()
 
 
-def image_table(count=20, classes=2, size=(6, 5), colour=False, seed=0, names=True, column="image", **columns):
+def image_table(count=20, classes=2, size=(6, 5), color=False, seed=0, names=True, column="image", **columns):
     """A `datasets.Dataset` of small PNG images, as the Hub has them."""
     import datasets
 
     rng = np.random.default_rng(seed)
-    shape = (count, *size, 3) if colour else (count, *size)
+    shape = (count, *size, 3) if color else (count, *size)
     images = rng.integers(0, 256, shape)
     features = {
         column: datasets.Image(),

@@ -75,7 +75,7 @@ def test_columns_that_only_resemble_an_identifier_stay_features(name, values):
 
 
 def test_a_table_with_nothing_but_an_identifier_is_refused():
-    with pytest.raises(InputError, match=r"no image or number columns besides 'label'.*id.*inputs="):
+    with pytest.raises(InputError, match=r"no image or feature columns besides 'label'.*id.*inputs="):
         load(table(id=[1, 2, 3, 4, 5, 6]))
 
 
@@ -108,15 +108,27 @@ def test_parts_have_the_features_of_the_first_in_their_order():
     assert np.array_equal(clients.train[0].inputs(), clients.test.inputs())
 
 
-def test_a_number_column_to_group_by_is_named_when_loading(tmp_path):
-    file = saved(tmp_path, site=[1, 1, 2, 2, 3, 3], age=AGES)
-    with pytest.raises(InputError, match=r"no column 'site' to group by.*feature.*columns=\['site'\]"):
-        split(load(file, test=file), by=ByColumn("site"))
-    data = load(file, test=file, columns="site")
-    assert data.features == ("age",) and len(split(data, by=ByColumn("site"))) == 3
+@pytest.mark.parametrize("sites", [[1, 1, 2, 2, 3, 3], ["north", "north", "south", "south", "west", "west"]])
+def test_the_column_that_divides_the_rows_is_no_feature(tmp_path, sites):
+    file = saved(tmp_path, site=sites, age=AGES)
+    data = load(file, test=file)
+    assert "site" in data.features  # nobody said yet what it is for
+    clients = split(data, by=ByColumn("site"))
+    assert clients.names == tuple(map(str, sorted(set(sites)))) and clients.input_shape == (1,)
+    assert [samples.x[samples.rows()].flatten().tolist() for samples in clients.train] == [
+        AGES[0:2],
+        AGES[2:4],
+        AGES[4:6],
+    ]
+    assert clients.test.x.shape == (6, 1) and "divides the rows" in clients.describe()
+    beside = load(file, test=file, columns="site")
+    assert beside.features == ("age",) and len(split(beside, by=ByColumn("site"))) == 3
 
 
-def test_empty_cells_are_counted_by_column(tmp_path):
+def test_empty_cells_get_the_mean_and_a_mark(tmp_path):
     file = saved(tmp_path, age=[40.0, None, 60, None, 80, 90], dose=DOSES)
-    with pytest.raises(InputError, match=r"Column 'age' of .*train.parquet .* 2 rows, the first is row 1"):
-        load(file)
+    data = load(file, test=file)
+    assert data.train.x[:, 0].tolist() == [40, 67.5, 60, 67.5, 80, 90]
+    assert data.train.x[:, 2].tolist() == [0, 1, 0, 1, 0, 0]
+    assert data.train.inputs()[:, 2].tolist() == [0, 1, 0, 1, 0, 0]  # a mark is not scaled
+    assert "a mark beside it: age (2 rows)" in repr(data)

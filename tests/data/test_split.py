@@ -143,7 +143,7 @@ def test_public_fraction_and_text():
 
 def test_public_set_is_brought_to_shape_and_colour(parquet_folder):
     """Grey digits of 8x8 serve RGB clients of 4x4, normalized as the clients are."""
-    table, _ = image_table(12, size=(4, 4), colour=True)
+    table, _ = image_table(12, size=(4, 4), color=True)
     data = load(table, test=table)
     clients = split(data, clients=2, public="digits:50")
     assert clients.public.x.shape == (50, 3, 4, 4) and clients.public.x.dtype == torch.uint8
@@ -157,7 +157,7 @@ def test_public_set_is_brought_to_shape_and_colour(parquet_folder):
 
 
 def test_public_colour_images_become_grey_for_digits():
-    table, images = image_table(6, size=(8, 8), colour=True)
+    table, images = image_table(6, size=(8, 8), color=True)
     clients = split("digits", clients=2, public=load(table, test=table))
     grey = (images[0] * np.array([0.299, 0.587, 0.114])).sum(-1)
     assert np.abs(clients.public.x[0, 0].numpy() - grey).max() <= 0.51

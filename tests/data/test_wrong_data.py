@@ -10,6 +10,7 @@ import torch
 
 from polyfed.core.errors import InputError
 from polyfed.data import ByColumn, Clients, Dirichlet, LabelSets, Quantity, Shards, load, split
+from polyfed.data.decode import decode_images
 
 X = np.arange(48, dtype=np.float32).reshape(12, 4)
 Y = np.arange(12) % 3
@@ -47,15 +48,9 @@ def test_load(source, message):
         load(source)
 
 
-def test_a_csv_file_is_not_a_truncated_parquet_file(tmp_path):
-    (tmp_path / "patients.csv").write_text("age,label\n1,2\n")
-    with pytest.raises(InputError, match=r"patients.csv is not a parquet file: convert it"):
-        load(tmp_path / "patients.csv")
-
-
-def test_a_data_frame_is_told_what_to_do():
-    with pytest.raises(InputError, match=r"Data of type DataFrame .*to_parquet"):
-        load(frame())
+def test_a_data_frame_is_a_table():
+    data = load(frame(), test=frame())
+    assert data.features == ("age",) and data.num_classes == 3 and data.train.x[:, 0].tolist() == X[:, 0].tolist()
     data = load((frame()[["age"]], frame()["label"]))  # its parts are arrays
     assert data.input_shape == (1,) and data.num_classes == 3
 
@@ -162,9 +157,23 @@ def test_from_parts(parts, message):
 
 
 def test_test_set_of_parts():
-    with pytest.raises(InputError, match="cannot be loaded as the test set"):
+    with pytest.raises(InputError, match="There is no test set: give test="):
         Clients.from_parts([(X, Y)], test=None)
     with pytest.raises(InputError, match="labels of the test set are names, but those of client 0 are numbers"):
         Clients.from_parts([(X, Y)], test=(X, ["a"] * 12))
     with pytest.raises(InputError, match="validation='a'"):
         Clients.from_parts([(X, Y)], test=(X, Y), validation="a")
+
+
+def test_an_image_that_claims_to_be_endless_is_a_sentence(tmp_path):
+    import struct
+    import zlib
+
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    head = struct.pack(">IIBBBBB", 100_000, 100_000, 8, 0, 0, 0, 0)
+    bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes(9))) + chunk(b"IEND", b"")
+    (tmp_path / "bomb.png").write_bytes(bomb)
+    with pytest.raises(InputError, match=r"bomb.png is not a readable image .*remove or replace it"):
+        decode_images([tmp_path / "bomb.png"], "images")

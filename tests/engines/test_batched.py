@@ -3,7 +3,7 @@
 import logging
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,10 +12,10 @@ import torch
 from torch.nn import functional as F
 
 import polyfed as pf
+from polyfed.core.message import Message, grouped
 from polyfed.core.method import Method
 from polyfed.core.samples import Scaling
 from polyfed.core.stage import Draw, Stage, Update
-from polyfed.engines.auto import Auto
 from polyfed.engines.batched import Batched
 from polyfed.engines.dense import DenseProgram
 
@@ -44,9 +44,9 @@ def stacks(monkeypatch):
 
     run_stack, run_alone, update = batched.run_stack, batched.run_alone, DenseProgram.update
 
-    def stack(home, jobs, *rest):
+    def stack(backend, jobs, *rest):
         counted["stacked"] += len(jobs)
-        run_stack(home, jobs, *rest)
+        run_stack(backend, jobs, *rest)
 
     def alone(*args):
         counted["alone"] += 1
@@ -72,12 +72,14 @@ def difference(a, b):
     return max(worst, *losses)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_every_method_is_the_same_stacked(case, stacks):
-    alone = run_case(case, rounds=1, engine="sequential")
-    assert difference(run_case(case, rounds=1, engine="batched", workers=2), alone) < TOLERANCE
-    if len(case.models) == 1 and not pf.methods.find(case.method).pools_data:
-        assert stacks["stacked"] and not stacks["alone"]
+ONE_ARCHITECTURE = [case for case in CASES if len(case.models) == 1 and not pf.methods.find(case.method).pools_data]
+
+
+@pytest.mark.parametrize("case", ONE_ARCHITECTURE, ids=lambda case: case.id)
+def test_stages_are_stacked_wherever_it_is_said(case, stacks):
+    """That the numbers are the same is a check of the contract."""
+    run_case(case, rounds=1, engine="batched", workers=2)
+    assert bool(stacks["stacked"] and not stacks["alone"]) == case.stacked
 
 
 SETTINGS = {
@@ -179,6 +181,26 @@ def test_unused_parameters_do_not_decay(models, optimizer, stacks):
 
 
 @dataclass(frozen=True)
+class Looking(Method):
+    """A loss that looks into the network."""
+
+    name: ClassVar[str] = "looking"
+    called: bool = False
+
+    def loss(self, nets: Mapping[str, Any], batch: Any, aux: Any) -> torch.Tensor:
+        net = nets["main"]
+        logits = net.call("forward", batch.x) if self.called else net(batch.x) / len(list(net.module.children()))
+        return F.cross_entropy(logits, batch.y)
+
+
+@pytest.mark.parametrize("called", [True, False])
+def test_a_loss_that_looks_into_a_perceptron_is_stacked_as_any_other(called, stacks):
+    runs = [pf.run(Looking(called), synthetic(), ["mlp:1x8"], 1, engine=e) for e in ("sequential", "batched")]
+    assert difference(*runs) < 1e-12
+    assert stacks == {"stacked": 4, "alone": 0, "dense": 0}
+
+
+@dataclass(frozen=True)
 class Branching(Method):
     """A loss that looks at its values: it cannot be stacked."""
 
@@ -204,33 +226,47 @@ def test_a_diverging_client_is_named(stacks):
         pf.run("local", synthetic(), ["mlp:2x16"], 1, pf.Training(lr=1e200, batch_size=4), engine="batched")
 
 
-@pytest.mark.parametrize("chosen", ["batched", "threads"])
-def test_auto_gives_the_numbers_of_the_engine_it_chose(chosen, monkeypatch, stacks):
-    monkeypatch.setattr("polyfed.engines.auto.gain", lambda *args: 2.0 if chosen == "batched" else 1.0)
-    case = replace(CASES[0], models=("mlp:2x16", "cnn:4-8,bn"))
-    auto = run_case(case, rounds=3, engine="auto", workers=2)
-    assert difference(auto, run_case(case, rounds=3, engine=chosen, workers=2)) == 0.0
-    told = auto.history[0]["engine"]
-    assert {name: entry["is"] for name, entry in told.items()} == dict.fromkeys(case.models, chosen)
-    assert "engine" not in auto.history[1]
-
-
-def test_auto_times_both_ways_and_changes_nothing(monkeypatch):
-    seen = {}
-    decide = Auto.stackable
-
-    def watched(self, *args):
-        answer = decide(self, *args)
-        seen.update(self.gains)
-        return answer
-
-    monkeypatch.setattr(Auto, "stackable", watched)
-    auto = run_case(replace(CASES[0], models=("mlp:1x16",)), rounds=1, engine="auto")
-    assert len(seen) == 1 and next(iter(seen.values())) > 0
-    chosen = next(iter(auto.history[0]["engine"].values()))["is"]
-    same = run_case(replace(CASES[0], models=("mlp:1x16",)), rounds=1, engine=chosen)
-    assert difference(auto, same) == 0.0
-
-
 def test_a_stack_of_one_is_not_made():
     assert not Batched().stackable(None, ("a", "b"), [None], None, None)
+
+
+@dataclass(frozen=True)
+class Telling(Method):
+    """Adds up logits by label and gradients while it trains, and tells them with its steps and rates."""
+
+    name: ClassVar[str] = "telling"
+    sends: ClassVar[str] = "sums"
+    gradient_sums: bool = False
+
+    def telling_loss(self, nets, batch, aux):
+        logits = nets["main"](batch.x)
+        ones = F.one_hot(batch.y, logits.shape[1]).to(logits.dtype)
+        return F.cross_entropy(logits, batch.y), {"counts": ones.sum(0), "logits": ones.T @ logits}
+
+    def local(self, client, step, ctx):
+        trained = yield Stage(self.telling_loss, sum_gradients=self.gradient_sums)
+        told = Message(data=dict(trained.sums), meta={"steps": trained.steps, "rates": trained.rates})
+        told.data |= grouped("gradient", trained.gradients.get("main", {}))
+        return told
+
+    def fuse(self, server, replies, step, ctx):
+        server.memory["told"] = {str(c): {**reply.data, **reply.meta} for c, reply in replies.items()}
+
+
+@pytest.mark.parametrize("gradient_sums", [False, True])
+@pytest.mark.parametrize("model", ["mlp:1x8", "cnn:4-8"])
+def test_what_a_stage_tells_does_not_depend_on_the_engine(model, gradient_sums):
+    training = pf.Training(epochs=2, batch_size=8, lr=0.05, milestones=(1,))
+    one, other = (
+        pf.run(Telling(gradient_sums), synthetic(), model, 2, training, engine=engine).server.memory["told"]
+        for engine in ("sequential", "batched")
+    )
+    for client, told in one.items():
+        samples = 18 + 5 * int(client)
+        assert told["counts"].sum() == 2 * samples and told["steps"] == 2 * -(-samples // 8)
+        assert told["rates"] == pytest.approx(told["steps"] * 0.005)
+        assert any(name.startswith("gradient/") for name in told) == gradient_sums
+        for name, value in told.items():
+            torch.testing.assert_close(
+                torch.as_tensor(other[client][name]), torch.as_tensor(value), rtol=1e-3, atol=1e-5
+            )

@@ -1,4 +1,4 @@
-"""Parked clients: what they cost while they rest, and how they are measured."""
+"""Stored clients: what they cost while they do not work, and how they are measured."""
 
 import math
 import sys
@@ -27,7 +27,7 @@ from table import synthetic
 
 def federation(method="local", clients=8, models=("mlp:1x8",), rounds=2, share=0.25, **settings):
     chosen = Settings(rounds, participation=Participation(share), **settings)
-    made, _ = prepare(pf.methods.make(method), synthetic(clients), list(models), chosen)
+    made = prepare(pf.methods.make(method), synthetic(clients), list(models), chosen)
     return made
 
 
@@ -47,9 +47,9 @@ def measured(monkeypatch):
 
 def test_only_clients_that_were_active_have_a_record():
     run = federation(rounds=1)
-    assert not run.backend.records
+    assert not run.backend.store.records
     line = run.run()[0]
-    assert sorted(run.backend.records) == line["participants"] and len(line["participants"]) == 2
+    assert sorted(run.backend.store.records) == line["participants"] and len(line["participants"]) == 2
 
 
 def test_a_restored_client_has_its_tensors_and_its_memory():
@@ -60,9 +60,9 @@ def test_a_restored_client_has_its_tensors_and_its_memory():
         tree["memory"]["number"] = 7
     again = federation(rounds=1)
     again.backend.restore(trees)
-    assert len(trees) == 2 and again.backend.records.keys() == trees.keys()
+    assert len(trees) == 2 and again.backend.store.records.keys() == trees.keys()
     for client, tree in trees.items():
-        party = again.backend.open(client, again.ctx)
+        party = again.backend.store.open(client, again.ctx)
         assert party.memory == {"number": 7}
         for name, tensor in party.main.state_dict().items():
             assert torch.equal(tensor, tree["models"]["main"][name])
@@ -93,20 +93,20 @@ def test_only_clients_with_nothing_but_the_same_message_predict_the_same():
     assert backend.identity(0, Message({"main": whole})) == backend.identity(1, Message({"main": whole})) is not None
     assert backend.identity(0, Message({"main": whole})) != backend.identity(1, Message({"main": other}))
     assert backend.identity(0, Message({"main": {"head.bias": whole["head.bias"]}})) is None  # the rest is its own
-    backend.records[2] = Record({"main": whole}, memory={"own": 1})
+    backend.store.records[2] = Record({"main": whole}, memory={"own": 1})
     assert backend.identity(2, Message({"main": whole})) is None
-    backend.records[2] = Record({"main": whole, "side": whole})
+    backend.store.records[2] = Record({"main": whole, "side": whole})
     assert backend.identity(2, Message({"main": whole})) is None
 
 
 def test_measuring_leaves_clients_as_they_are():
     run = federation("local", clients=3, rounds=1, share=1.0)
     run.run()
-    before = {client: pack_tree(record.tree()) for client, record in run.backend.records.items()}
+    before = {client: pack_tree(record.tree()) for client, record in run.backend.store.records.items()}
     zeros = {n: torch.zeros_like(t) for n, t in run.backend.blueprints["mlp:1x8"].initial.items()}
     found = run.backend.evaluate({client: Message({"main": zeros}) for client in before}, run.ctx)
     assert [measure.loss for measure in found.values()] == pytest.approx([math.log(3)] * 3)  # of what was received
-    assert {client: pack_tree(record.tree()) for client, record in run.backend.records.items()} == before
+    assert {client: pack_tree(record.tree()) for client, record in run.backend.store.records.items()} == before
 
 
 def test_a_line_has_mean_spread_and_worst_of_its_clients():
@@ -165,7 +165,7 @@ def test_states_beyond_the_budget_are_in_files_and_the_same(monkeypatch):
         return take(*args, **kwargs)
 
     monkeypatch.setattr(torch, "from_file", watched)
-    monkeypatch.setattr(inprocess.InProcess.__init__, "__defaults__", ("sequential", None, 1000, None))
+    monkeypatch.setattr(inprocess.InProcess.__init__, "__defaults__", ("sequential", None, 1000, None, None))
     there = pf.run("fedavg", synthetic(), ["cnn:4-8,bn"], 2)
     assert files
     for client in here.models:

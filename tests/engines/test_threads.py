@@ -9,26 +9,15 @@ import torch
 
 import polyfed as pf
 from polyfed.core.errors import InputError, TrainingError
-from polyfed.engines.inprocess import InProcess
+from polyfed.engines.clients import ClientStore
 from polyfed.engines.pool import WorkerPool
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
-from table import CASES, run_case, synthetic
+from table import synthetic
 
 
 def without_time(lines):
     return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_any_number_of_workers_gives_the_same_bits(case):
-    alone = run_case(case, engine="sequential")
-    together = run_case(case, engine="threads", workers=3)
-    assert without_time(together.history) == without_time(alone.history)
-    for client in alone.models:
-        ours, theirs = together.models[client].state_dict(), alone.models[client].state_dict()
-        for name in theirs:
-            assert torch.equal(ours[name], theirs[name]), (client, name)
 
 
 class WithDropout(torch.nn.Module):
@@ -114,20 +103,20 @@ def test_unknown_engines_and_workers_are_refused():
 
 
 def test_states_moved_to_a_device_and_back_are_the_same(monkeypatch):
-    """Where active states are apart from parked ones (as on a GPU), results do not change."""
+    """Where active states are apart from those at rest (as on a GPU), results do not change."""
     here = pf.run("fedavg", synthetic(3), ["cnn:4-8,bn"], rounds=2)
 
     def copied(self, device):
         return self.copy()
 
     monkeypatch.setattr("polyfed.engines.store.Record.to", copied)
-    start = InProcess.__init__
+    start = ClientStore.__init__
 
     def elsewhere(self, *args, **kwargs):
         start(self, *args, **kwargs)
-        self.parked = torch.device("meta")  # any device that is not the active one
+        self.device = torch.device("meta")  # any device that is not the active one
 
-    monkeypatch.setattr(InProcess, "__init__", elsewhere)
+    monkeypatch.setattr(ClientStore, "__init__", elsewhere)
     there = pf.run("fedavg", synthetic(3), ["cnn:4-8,bn"], rounds=2)
     assert without_time(here.history) == without_time(there.history)
     for client in here.models:

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from polyfed.flower.codec import Parcel
+from polyfed.flower.codec import Body
 from polyfed.flower.site import Site
 
 GATES = Path(os.environ.get("POLYFED_TEST_GATES", "/nonexistent"))
@@ -33,11 +33,11 @@ def stand_before(gate: str) -> None:
 class GatedSite(Site):
     """A site with gates before its work of a round and after it, when its state is written and no reply is sent."""
 
-    def work(self, head: dict[str, Any], parcel: Parcel) -> tuple[dict[str, Any], bytes]:
+    def work(self, head: dict[str, Any], body: Body) -> tuple[dict[str, Any], bytes]:
         global now
         now = f"{self.name}-{head['round']}"
         stand_before(f"{now}-before")
-        reply = super().work(head, parcel)
+        reply = super().work(head, body)
         stand_before(f"{now}-after")
         return reply
 

@@ -14,8 +14,9 @@ from typing import Any
 import problem
 import pytest
 
+from polyfed.flower.child import Address, free_port
 from polyfed.flower.keys import create_keys, read_server_keys
-from polyfed.flower.link import Address, ServerLink, free_port
+from polyfed.flower.link import ServerLink
 from polyfed.flower.mailbox import Mailbox
 
 FLOWER = [sys.executable, "-m", "polyfed.cli"]

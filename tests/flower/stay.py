@@ -18,7 +18,7 @@ from polyfed.flower.site import Site
 from polyfed.flower.sitedata import read_model
 
 
-class Guest(Site):
+class StayingSite(Site):
     """Looks up its model for each federation; the tests write the table."""
 
     models: Path
@@ -39,7 +39,7 @@ class Guest(Site):
 def main() -> None:
     server, keys, state, models = sys.argv[1:]
     name = read_site_keys(Path(keys)).name
-    site = Guest(name, "mlp:1x16", problem.part(problem.SITES.index(name)), Path(state))
+    site = StayingSite(name, "mlp:1x16", problem.part(problem.SITES.index(name)), Path(state))
     site.models = Path(models)
     link = SiteLink(server, read_site_keys(Path(keys)), Path(state) / "flower")
     attendance = Attendance(link, site, Joining(server, Path(keys), "", Path(state), 600.0), print)

@@ -8,18 +8,24 @@ import problem
 import pytest
 import torch
 from test_same_result import TRAINING
+from torch import nn
 
 from polyfed.build import make_blueprint
 from polyfed.config import Config, Networks
-from polyfed.core.errors import MessageError
+from polyfed.core.errors import InputError, MessageError
 from polyfed.core.message import Message
 from polyfed.core.method import Method, Step
+from polyfed.core.needs import check_needs
 from polyfed.core.party import ClientInfo
+from polyfed.core.samples import Samples
 from polyfed.core.settings import Evaluation, Execution
 from polyfed.flower.backend import LiveFederation
+from polyfed.flower.describe import introduce, read_introduction, settle
 from polyfed.flower.expect import Expectations, Problem, rehearse
-from polyfed.flower.serve import Given, lead, start_directory
+from polyfed.flower.serve import Given, run_federation, start_directory
+from polyfed.flower.sitedata import SiteData
 from polyfed.methods import make
+from polyfed.models import adapt
 
 MAX_BYTES = 200_000
 WEIGHTS = {
@@ -65,7 +71,7 @@ def test_hostile_replies_are_refused_by_name_and_the_others_go_on(method, kinds,
     config = Config(make(method, {}), method, len(rounds), training=TRAINING, models=Networks(feature_dim=8), **once)
     directory, run = start_directory(config, tmp_path / "run", problem.SITES, False)
     given = Given(config.method, config.settings(), run, problem.SITES, directory, max_bytes=MAX_BYTES)
-    result = lead(local_federation.post(min_sites=2), given)
+    result = run_federation(local_federation.post(min_sites=2), given)
     assert len(result.history) == len(rounds)
     for kind, line in zip(rounds, result.history, strict=True):
         if kind == "honest":
@@ -114,6 +120,62 @@ def test_a_network_that_only_its_site_can_build_is_checked_by_its_own_descriptio
     for spoilt in ({"evil": torch.zeros(1)}, {name: t.double() for name, t in own.initial.items()}, {}):
         with pytest.raises(MessageError):
             checks.check(Message({"main": spoilt}, {}, {"samples": 5}), sent, Step(), info)
+
+
+class Strided(nn.Module):
+    """A site's own network; another stride leaves all its tensors as they are, but not what enters the middle."""
+
+    def __init__(self, stride):
+        super().__init__()
+        self.entry = nn.Conv2d(1, 4, 2, stride=stride)
+        self.body = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 6))
+        self.out = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.out(self.body(self.entry(x)))
+
+
+def strided(stride):
+    return adapt(Strided(stride), head="out", stem="entry", input_shape=(1, 8, 8))
+
+
+def introduced(model):
+    x, y = torch.rand(6, 1, 8, 8), torch.arange(6) % 3
+    own = make_blueprint(model, "Strided", (1, 8, 8), 3, 0, None, "linear")
+    return introduce(make("fedin", {}), model, SiteData(Samples(x, y), Samples(x, y), 3), own)
+
+
+def met(site, head, blob):
+    run = {"seed": 0, "feature_dim": None, "feature_adapter": "linear"}
+    return read_introduction(site, head, blob, make("fedin", {}), run, MAX_BYTES)
+
+
+def test_a_site_tells_what_enters_and_leaves_the_middle_of_its_network():
+    sites = {f"site{stride}": met(f"site{stride}", *introduced(strided(stride))) for stride in (2, 3)}
+    assert [own.cuts for _, own in sites.values()] == [
+        {"s_in": (4, 4, 4), "s_out": (6,)},
+        {"s_in": (4, 3, 3), "s_out": (6,)},
+    ]
+    infos, blueprints = settle(sites, ["site2", "site3"])
+    assert len(blueprints) == 2  # their tensors have the same shapes
+    with pytest.raises(
+        InputError, match=r"s_in of one shape.*\[4, 4, 4\] at client 0 \(site2\).*\[4, 3, 3\] at client 1"
+    ):
+        check_needs(make("fedin", {}), list(infos.values()), blueprints, None, (1, 8, 8))
+
+
+@pytest.mark.parametrize("cuts", [{}, {"s_in": [4, 4, 4]}, {"s_in": [4, -4, 4], "s_out": [6]}, None])
+def test_a_network_in_three_parts_without_credible_cuts_is_not_let_in(cuts):
+    head, blob = introduced(strided(2))
+    with pytest.raises(MessageError, match="Site north cannot take part"):
+        met("north", {**head, "cuts": cuts}, blob)
+
+
+def test_fedin_is_rehearsed_with_a_stand_in_of_other_cuts():
+    _, own = met("north", *introduced(strided(2)))
+    found = rehearse(make("fedin", {"noise": 0.5}), own, Problem(3, (1, 8, 8), 3, False), 0)
+    assert set(found["main"].tensors) == {"data/s_in", "data/s_out"}
+    assert found["main"].tensors["data/s_out"].axes[1] == (6, 6)
 
 
 def test_a_reply_that_breaks_the_fusion_is_left_out_and_the_server_is_as_if_it_never_came():

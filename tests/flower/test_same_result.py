@@ -15,12 +15,27 @@ import polyfed as pf
 from polyfed.config import Config, Networks
 from polyfed.core.party import Party
 from polyfed.core.settings import Evaluation, Execution, Training
-from polyfed.flower.serve import Given, lead, start_directory
+from polyfed.flower.serve import Given, run_federation, start_directory
 from polyfed.methods import make
 from polyfed.result import Result
 
 TRAINING = Training(epochs=2, batch_size=8, lr=0.05)
 REAL = [case for case in CASES if not make(case.method, case.options).pools_data]
+
+
+# Every paper, and one method of every family; the others belong to `make test-long`, since each takes seconds.
+OFTEN = ("local", "fedavg", "fedin", "fedfd", "fedvtc", "ams", "fedmd_global", "heterofl", "fedproto", "scaffold")
+OFTEN += ("fedrolex", "depthfl", "feddf", "fedgh", "fml", "fens")
+
+
+def sometimes(cases: list[Case]) -> Any:
+    seen: set[str] = set()
+    params = []
+    for case in cases:
+        often = case.method in OFTEN and case.method not in seen
+        seen.add(case.method)
+        params.append(pytest.param(case, id=case.id, marks=() if often else pytest.mark.long))
+    return pytest.mark.parametrize("case", params)
 
 
 def in_process(case: Case) -> Result:
@@ -47,7 +62,7 @@ def over_flower(case: Case, local_federation: Any, out: Path) -> Result:
     directory, run = start_directory(config, out, problem.SITES, False)
     data = problem.clients(case.public)
     given = Given(method, config.settings(), run, problem.SITES, directory, data.public, None, data.test)
-    return lead(local_federation.post(), given)
+    return run_federation(local_federation.post(), given)
 
 
 def trees_equal(a: Any, b: Any) -> bool:
@@ -65,7 +80,7 @@ def tree(server: Party) -> dict[str, Any]:
     return {"state": server.state, "memory": server.memory, "models": models}
 
 
-@pytest.mark.parametrize("case", REAL, ids=lambda case: case.id)
+@sometimes(REAL)
 def test_the_network_changes_nothing(case, local_federation, tmp_path):
     alone, together = in_process(case), over_flower(case, local_federation, tmp_path / "run")
     for here, there in zip(alone.history, together.history, strict=True):
@@ -84,6 +99,8 @@ def test_an_exchange_with_little_work_takes_less_than_flowers_own_six_seconds(lo
     training = Training(epochs=1, batch_size=64)
     config = Config(make("local", {}), "local", 6, training=training, evaluation=Evaluation(0))
     directory, run = start_directory(config, tmp_path / "run", problem.SITES, False)
-    result = lead(local_federation.post(), Given(config.method, config.settings(), run, problem.SITES, directory))
+    result = run_federation(
+        local_federation.post(), Given(config.method, config.settings(), run, problem.SITES, directory)
+    )
     # The quickest of six: how long the others take depends on what else this machine does.
     assert min(line["seconds"]["local"] for line in result.history) < 6.0

@@ -23,10 +23,10 @@ from polyfed.cli import app
 from polyfed.core.errors import InputError, MessageError
 from polyfed.flower import keys as keys_module
 from polyfed.flower import plain, reach
+from polyfed.flower.child import LinkError, free_port
 from polyfed.flower.describe import agree, introduce
-from polyfed.flower.gathering import Gathering
 from polyfed.flower.keys import create_keys, read_server_keys, read_site_keys
-from polyfed.flower.link import LinkError, free_port
+from polyfed.flower.registration import Registration
 from polyfed.flower.site import Site
 from polyfed.flower.sitedata import as_site_data
 from polyfed.methods import make
@@ -47,6 +47,14 @@ def call(tmp_path, monkeypatch):
         return result.exit_code, " ".join(result.output.split())
 
     return run
+
+
+@pytest.mark.parametrize(
+    "setting", ["limit=50", "data.validation=0.1", "workers=2", "models=mlp:3", "evaluate_samples=5"]
+)
+def test_the_server_refuses_settings_that_are_the_sites_own(call, setting):
+    code, words = call(*SERVER, "--set", setting)
+    assert code == 2 and "is not for the server" in words and not Path("run").exists()
 
 
 # --- the classes ---
@@ -92,14 +100,14 @@ def test_a_site_that_comes_back_with_other_classes_does_no_work(tmp_path):
 
 @pytest.mark.parametrize("head", [{"name": "north"}, {"name": "north", "class_names": 3, "num_classes": 2}])
 def test_an_introduction_of_another_form_is_refused_by_name(head):
-    gathering = Gathering(None, {}, ["north"], print, lambda heads: agree(heads, None, False))
+    registration = Registration(None, {}, ["north"], print, lambda heads: agree(heads, None, False))
     with pytest.raises(MessageError, match="Site north cannot take part: its introduction is not credible"):
-        gathering._check({}, "north", head)
+        registration._check({}, "north", head)
 
 
 def test_a_site_with_the_keys_of_another_is_refused():
     with pytest.raises(MessageError, match="Site north calls itself 'south': it has the wrong keys"):
-        Gathering(None, {}, ["north"], print)._check({}, "north", {"name": "south"})
+        Registration(None, {}, ["north"], print)._check({}, "north", {"name": "south"})
 
 
 # --- what a site is started with ---

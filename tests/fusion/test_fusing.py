@@ -12,10 +12,12 @@ from torch import nn
 import polyfed as pf
 from polyfed.core.errors import InputError
 from polyfed.core.nets import Net
+from polyfed.core.rng import generator
 from polyfed.core.stage import Batch
 from polyfed.fusion import METHODS, Matching, fuse, fuse_blockdiag, fuse_files, load_fused
 from polyfed.fusion.chain import layers_of, shuffled, write_chain
-from polyfed.fusion.distill import Distillation, distillation_loss, made_inputs, make_student
+from polyfed.fusion.distill import Distillation, distillation_loss, make_student
+from polyfed.fusion.impressions import impressions_of
 from polyfed.models import build
 
 SHAPE, CLASSES = (1, 8, 8), 4
@@ -366,11 +368,11 @@ def test_temperature_is_two_with_data_and_twenty_without_unless_given(x, monkeyp
 
 def test_inputs_are_made_for_the_classes_that_a_network_knows_and_it_takes_them_for_these():
     models = networks("mlp:1x20", "mlp:2x20", scale=20.0)
-    options = Distillation(impressions=30, impression_steps=150)
     counts = torch.tensor([[3, 0, 3, 0], [0, 1, 0, 0]])
-    made = made_inputs(models, counts, SHAPE, options, seed=0)
+    rngs = [generator(0, "impressions", 0, place) for place in range(2)]
+    made = impressions_of(models, counts, SHAPE, 30, 150, rngs)
     assert made.x.shape == ((2 + 1) * 30, *SHAPE)
-    assert made_inputs(models, None, SHAPE, Distillation(impressions=2, impression_steps=1), 0).x.shape[0] == 2 * 4 * 2
+    assert impressions_of(models, None, SHAPE, 2, 1, rngs).x.shape[0] == 2 * 4 * 2
     with torch.no_grad():
         for network, rows, label in ((0, slice(0, 30), 0), (0, slice(30, 60), 2), (1, slice(60, 90), 1)):
             taken = (models[network](made.x[rows]).argmax(1) == label).float().mean()
@@ -405,8 +407,7 @@ def test_distillation_without_data_gives_a_student_that_is_better_than_any_netwo
 
 
 def test_a_students_first_weights_follow_the_seed():
-    (like,) = networks("mlp:1x8")
-    first, again, other = (make_student("mlp:1x5", SHAPE, CLASSES, like, seed) for seed in (0, 0, 1))
+    first, again, other = (make_student("mlp:1x5", SHAPE, CLASSES, seed) for seed in (0, 0, 1))
     assert torch.equal(first.head.weight, again.head.weight) and not torch.equal(first.head.weight, other.head.weight)
 
 

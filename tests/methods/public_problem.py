@@ -44,7 +44,7 @@ def federation(
 ) -> Federation:
     """A federation before its first step."""
     settings = Settings(rounds, seed, training, Participation(participation))
-    return prepare(method, clients or problem(), list(models), settings)[0]
+    return prepare(method, clients or problem(), list(models), settings)
 
 
 def exchange(federation: Federation, step: Step, round: int = 1, clients: tuple[int, ...] | None = None) -> None:
@@ -55,7 +55,7 @@ def exchange(federation: Federation, step: Step, round: int = 1, clients: tuple[
 
 def party(federation: Federation, client: int) -> Party:
     """A copy of a client as it is now."""
-    return federation.backend.open(client, federation.ctx, scratch=True)
+    return federation.backend.store.open(client, federation.ctx, scratch=True)
 
 
 def states(federation: Federation) -> list[dict[str, torch.Tensor]]:

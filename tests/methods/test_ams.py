@@ -45,7 +45,7 @@ def trained(method, clients=None, models=MIXED, training=SHORT, seed=0, particip
     """Run a method and return its federation: server, context and clients' models can be looked at."""
     clients = clients if clients is not None else problem()
     settings = Settings(3, seed, training, pf.Participation(participation))
-    federation, _ = prepare(method, clients, models, settings)
+    federation = prepare(method, clients, models, settings)
     federation.run()
     return federation
 
@@ -63,36 +63,6 @@ def float_numbers(model):
     return sum(t.numel() for t in model.state_dict().values() if t.is_floating_point())
 
 
-@pytest.mark.parametrize(
-    ("method", "same"),
-    [
-        (AMS(), {"method": "ams-top1"}),
-        (AMS(top_k=2), {"method": "ams-topk", "k": 2}),
-        (AMS(top_k=0), {"method": "ams-full"}),
-        (AMS(top_k="all"), {"method": "ams-full"}),
-        (AMS(mask_absent=True), {"method": "ams-top1", "mask_absent": True}),
-        (AMS(top_k=2, mask_absent=True), {"method": "ams-topk", "mask_absent": True}),
-        (AMS(normalize="zscore"), {"method": "ams-top1", "normalize": "zscore"}),
-        (AMS(confidence="first_norm"), {"method": "ams-top1", "confidence": "first_norm"}),
-        (AMS(confidence="first_max", mask_absent=True),
-         {"method": "ams-top1", "confidence": "first_max", "mask_absent": True}),
-        (AMS(select="greedy"), {"method": "ams-top1", "select": "greedy"}),
-        (Ensemble(), {"method": "ensemble"}),
-        (Ensemble(space="logit"), {"method": "ensemble", "space": "logit"}),
-        (Ensemble(weights="class"), {"method": "ensemble", "weights": "class"}),
-    ],
-)  # fmt: skip
-def test_the_server_predicts_as_fuse_does_with_the_clients_networks(method, same):
-    clients = problem()
-    federation = trained(method, clients)
-    fused = pf.fuse(client_models(federation), counts=clients.label_counts(), **same)
-    x = clients.test.inputs()
-    with torch.no_grad():
-        assert torch.allclose(server_scores(federation, x), fused(x), atol=1e-5)
-    measured = federation.history[-1]["accuracy"]["global"]
-    assert measured == pytest.approx(float((fused(x).argmax(1) == clients.test.labels()).float().mean()))
-
-
 def test_top_one_by_hand_for_every_input():
     federation = trained(AMS())
     x = problem().test.inputs()
@@ -105,6 +75,33 @@ def test_top_one_by_hand_for_every_input():
         winners.add(best)
         assert torch.allclose(scores[row], logits[best][row], atol=1e-6)
     assert len(winners) > 1
+
+
+@pytest.mark.parametrize("every", [0, "all"])
+def test_the_sum_of_all_has_the_labels_of_the_ensemble_of_logits(every):
+    federation = trained(AMS(top_k=every))
+    x = problem().test.inputs()
+    with torch.no_grad():
+        logits = torch.stack([model(x) for model in client_models(federation)])
+    scores = server_scores(federation, x)
+    torch.testing.assert_close(scores, logits.sum(0))
+    ensemble = trained(Ensemble(space="logit"))
+    assert torch.equal(scores.argmax(1), server_scores(ensemble, x).argmax(1))
+
+
+def test_a_single_sample_of_a_class_gives_a_say_about_it():
+    x, y = problem().train[0].inputs(), torch.arange(20) % 3
+    y[7] = 3
+    clients = pf.Clients.from_parts([(x, y), (x, torch.arange(20) % 3)], test=(x, y), num_classes=4)
+    federation = trained(AMS(mask_absent=True), clients, ["mlp:1x8"])
+    counts, found = clients.label_counts(), server_scores(federation, x)
+    with torch.no_grad():
+        expected, none = (
+            pf.fuse(client_models(federation), counts=told, mask_absent=True)(x)
+            for told in (counts, [[n if n > 1 else 0 for n in row] for row in counts])
+        )
+    torch.testing.assert_close(found, expected)
+    assert not torch.equal(found, none)
 
 
 def test_temperatures_are_fitted_by_the_clients_and_used_by_the_server():
@@ -209,7 +206,7 @@ def test_a_client_with_one_sample_takes_part(method):
 def test_kept_uploads_do_not_change_when_clients_train_on():
     federation = trained(AMS())
     before = server_scores(federation, problem().test.inputs())
-    for record in federation.backend.records.values():
+    for record in federation.backend.store.records.values():
         for tensor in record.states["main"].values():
             tensor.zero_()
     assert torch.equal(server_scores(federation, problem().test.inputs()), before)
@@ -235,7 +232,7 @@ def test_distillation_gives_one_small_model_that_agrees_with_ams():
     student = federation.server.models["main"]
     x = clients.public.inputs()
     with torch.no_grad():
-        teacher = method.ams_scores(federation.server, x, federation.ctx)
+        teacher = method.fused(federation.server, federation.ctx)(x)
     agreement = (server_scores(federation, x).argmax(1) == teacher.argmax(1)).float().mean()
     assert torch.equal(server_scores(federation, x), student.eval()(x))
     assert float(agreement) > 0.8
@@ -247,23 +244,27 @@ def test_the_distillation_loss_by_hand():
     module = nn.Linear(1, 2, bias=False)
     module.weight.data = student.T
     batch = Batch(torch.ones(1, 1), torch.zeros(1), {"target": teacher})
+    quick = {"student": "mlp:1x5", "impressions": 1, "impression_steps": 1, "distill_epochs": 1}
     for method, t in (
-        (AMS(distill="unlabeled"), 2.0),
-        (AMS(distill="zero_shot"), 20.0),
-        (AMS(distill_temperature=4.0), 4.0),
+        (AMS(distill="unlabeled", **quick), 2.0),
+        (AMS(distill="zero_shot", **quick), 20.0),
+        (AMS(distill="unlabeled", distill_temperature=4.0, **quick), 4.0),
     ):
+        federation = trained(method, problem(public=12), ["mlp:1x8"])
+        stage = method.distillation(federation.server, federation.ctx)
         p, q = (teacher / t).softmax(1), (student / t).softmax(1)
         expected = t**2 * float((p * (p / q).log()).sum())
-        assert float(method.distance({"main": Net(module)}, batch, {}).detach()) == pytest.approx(expected, rel=1e-4)
+        found = stage.loss({"main": Net(module)}, batch, stage.aux)
+        assert float(found.detach()) == pytest.approx(expected, rel=1e-4)
 
 
 def test_distillation_without_data_makes_inputs_for_the_classes_that_a_client_has():
     clients = problem()
     method = AMS(distill="zero_shot", student="mlp:1x20", impressions=3, impression_steps=5, distill_epochs=2)
     federation = trained(method, clients, ["mlp:1x8", "mlp:2x8"])
-    made = method.make_impressions(federation.server, federation.ctx)
+    made = method.distillation(federation.server, federation.ctx).data
     assert made.x.shape == (3 * 3 * 3, 1, 8, 8)  # 3 clients with 3 of 4 classes, 3 inputs for each
-    again = method.make_impressions(federation.server, federation.ctx)
+    again = method.distillation(federation.server, federation.ctx).data
     assert torch.equal(made.x, again.x)
     assert torch.isfinite(made.x).all()
     assert Distillation().impressions == AMS().impressions
@@ -273,7 +274,7 @@ def test_the_student_has_an_optimiser_of_its_own():
     method = AMS(distill="unlabeled", student="mlp:1x5", distill_epochs=3, distill_lr=0.02)
     training = pf.Training(epochs=2, batch_size=8, lr=0.05, decay=0.5, weight_decay=0.1, clip=1e-3)
     settings = Settings(1, 0, training, pf.Participation())
-    federation, _ = prepare(method, problem(public=12), MIXED, settings)
+    federation = prepare(method, problem(public=12), MIXED, settings)
     stages, original = [], federation.ctx.run_stage
 
     def note(stage, party, name):
@@ -287,7 +288,7 @@ def test_the_student_has_an_optimiser_of_its_own():
     assert (training.optimizer, training.lr, training.decay, training.weight_decay) == ("adam", 0.02, 1.0, 0.0)
     assert training.clip is None and training.batch_size == 8  # the run's batches
     x = federation.server.public.inputs()
-    expected = method.ams_scores(federation.server, x, federation.ctx).detach()
+    expected = method.fused(federation.server, federation.ctx)(x)
     assert torch.equal(stage.columns["target"], expected) and stage.epochs == 3
 
 
@@ -434,7 +435,7 @@ def test_one_shot_fedavg_sends_a_number_down_and_weights_up():
 def test_a_client_that_started_from_other_weights_is_named():
     federation = trained(OneShotFedAvg(), models=["mlp:1x8"])
     method, ctx, step = federation.method, federation.ctx, Step()
-    client = federation.backend.open(1, ctx)
+    client = federation.backend.store.open(1, ctx)
     assert isinstance(client, Party) and isinstance(client.data, PartyData)
     client.inbox = method.send(federation.server, ctx.infos[1], step, ctx)
     work = method.local(client, step, ctx)  # its network is the trained one: not the common initial state

@@ -197,7 +197,7 @@ def test_the_senders_tensors_are_not_changed_by_the_mean():
     from polyfed.api import prepare
     from polyfed.core.settings import Settings
 
-    federation, _ = prepare(method, clients, ["mlp:1x8"], Settings(1))
+    federation = prepare(method, clients, ["mlp:1x8"], Settings(1))
     replies = {
         c: Message(
             {"main": {n: torch.full_like(t, float(c)) for n, t in federation.server.state.items()}}, {}, {"samples": 1}

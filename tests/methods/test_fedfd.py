@@ -1,78 +1,43 @@
 """FedFD against its specification: teachers, projections, the loss, what moves, what travels, and its limit cases."""
 
 import math
+from typing import get_args
 
 import pytest
 import torch
 from public_problem import exchange, federation, party, problem, same, states
+from teaching import (
+    ADG,
+    MAIN,
+    NORMED,
+    UNLIKE,
+    clones,
+    equal,
+    finished,
+    matrices,
+    off_identity,
+    own_model,
+    projections,
+    started,
+    watched,
+)
 from torch import nn
-from torch.nn import functional as F
 
 import polyfed as pf
-from polyfed.core.method import Step
 from polyfed.core.nets import Net
 from polyfed.core.passes import logits_of
 from polyfed.core.stage import Batch
 from polyfed.core.statistics import collect_statistics
-from polyfed.methods.fedfd import FedFD, answers
+from polyfed.methods import make
+from polyfed.methods.feature_teaching import answers
+from polyfed.methods.fedfd import FedFD
 from polyfed.methods.heterofl import HeteroFL
-from polyfed.methods.local import Local
 from polyfed.models import build, levels
 from polyfed.ops.aggregate import Part, Slot, scatter_mean
-from polyfed.ops.projection import ORTH_MAPS, OrthogonalProjection
+from polyfed.ops.projection import OrthMap, OrthogonalProjection
 
-MAIN = Step()
-ADG = levels("cnn:4-10", "a-d-g")  # features 10, 7, 4
-NORMED = levels("cnn:4-10,bn", "a-d-g")
-UNLIKE = ("cnn:4-8", "resnet10:w2")  # features 8 and 16
 AS_HETEROFL = {"weighting": "samples", "statistics": "public", "mask": False, "clip": None, "measure": "own"}
-QUICK = pf.Training(epochs=1, batch_size=8, lr=0.05)
 STRONG = {"distill_lr": 0.5, "temperature": 0.1}  # so that effects of the distillation are large
-
-
-def started(method, models=ADG, clients=None, **options):
-    run = federation(method, clients or problem((18, 24, 30)), models, training=QUICK, **options)
-    run.ctx.round = 1
-    return run
-
-
-def watched(run):
-    """Note every stage that the server runs."""
-    stages, original = [], run.ctx.run_stage
-
-    def note(stage, party, name):
-        stages.append(stage)
-        return original(stage, party, name)
-
-    run.ctx.run_stage = note
-    return stages
-
-
-def finished(method, models=ADG, clients=None, rounds=2, **options):
-    run = federation(method, clients or problem((18, 24, 30)), models, rounds, QUICK, **options)
-    run.run()
-    return run
-
-
-def clones(state):
-    return {name: tensor.detach().clone() for name, tensor in state.items()}
-
-
-def equal(a, b):
-    assert a.keys() == b.keys()
-    return all(torch.equal(a[name], b[name]) for name in a)
-
-
-def projections(run):
-    return {name: module for name, module in run.server.models.items() if name.startswith("projection/")}
-
-
-def matrices(run):
-    return {name: module.matrix.detach().clone() for name, module in projections(run).items()}
-
-
-def off_identity(matrix):
-    return float((matrix - torch.eye(len(matrix))).abs().max())
 
 
 # --- aggregation ---
@@ -117,7 +82,7 @@ def test_there_is_a_projection_for_every_teacher_of_another_width(models, option
         assert isinstance(module, OrthogonalProjection) and module.matrix.shape == (run.server.main.feature_dim,) * 2
 
 
-@pytest.mark.parametrize("orth_map", [name for name in ORTH_MAPS if name != "taylor"])
+@pytest.mark.parametrize("orth_map", [name for name in get_args(OrthMap) if name != "taylor"])
 def test_projections_stay_orthonormal_over_rounds(orth_map):
     run = started(FedFD(orth_map=orth_map, distill_epochs=4, distill_batch=8, distill_lr=0.05, temperature=0.3))
     before = matrices(run)
@@ -135,14 +100,6 @@ def test_without_orthogonality_the_matrices_are_free():
     shapes = {name: tuple(module.matrix.shape) for name, module in projections(run).items()}
     assert shapes == {f"projection/{ADG[1]}": (10, 7), f"projection/{ADG[2]}": (10, 4)}
     assert all(off_identity(m.columns().detach().T @ m.columns().detach()) > 0.01 for m in projections(run).values())
-
-
-def test_a_teacher_wider_than_the_server_has_orthonormal_rows():
-    run = started(FedFD(aggregation="none", server_model="cnn:4-8"), UNLIKE)
-    ((name, module),) = projections(run).items()
-    assert name == "projection/resnet10:w2" and module.matrix.shape == (16, 16)
-    columns = module.columns().detach()
-    assert columns.shape == (8, 16) and off_identity(columns @ columns.T) <= 1e-5
 
 
 def test_a_width_that_is_absent_leaves_its_matrix_and_the_divisor_alone():
@@ -285,13 +242,13 @@ def test_logit_term_is_added_with_its_weight():
 
 def test_the_full_group_takes_part_when_asked():
     columns = {}
-    for option in (None, False, True):
+    for option in (False, True):
         run = started(FedFD(include_full_group=option))
         stages = watched(run)
         exchange(run, MAIN)
         columns[option] = list(stages[0].columns)
     narrow = [f"feature/{ADG[1]}", f"feature/{ADG[2]}"]
-    assert columns == {None: narrow, False: narrow, True: [f"feature/{ADG[0]}", *narrow]}
+    assert columns == {False: narrow, True: [f"feature/{ADG[0]}", *narrow]}
 
 
 def test_with_one_width_there_is_nothing_to_distil_unless_asked():
@@ -398,9 +355,7 @@ def test_defaults_are_those_of_the_specification():
     assert (method.kl_direction, method.feature_loss) == ("teacher_student", "kl")
     assert (method.distill_epochs, method.distill_batch, method.distill_lr) == (1, 64, 0.01)
     assert (method.distill_optimizer, method.distill_momentum) == ("sgd", 0.9)
-    assert (method.full_group, method.logit_weight) == (False, 0.0)
-    unlike = FedFD(aggregation="none")
-    assert (unlike.full_group, unlike.logit_weight, unlike.digest_loss) == (True, 1.0, "l1")
+    assert (method.include_full_group, method.logit_weight) == (False, 0.0)
 
 
 @pytest.mark.parametrize("models", [ADG, NORMED])
@@ -435,7 +390,7 @@ def test_a_lone_client_as_wide_as_the_server_has_no_logits_to_teach():
     assert taught.history[-1]["distill_loss"] == pytest.approx(0, abs=1e-6)
 
 
-@pytest.mark.parametrize("options", [{}, {"distill": "logit"}, {"aggregation": "none"}])
+@pytest.mark.parametrize("options", [{}, {"distill": "logit"}])
 def test_public_labels_change_nothing(options):
     runs = [finished(FedFD(**options), NORMED, problem((18, 24, 30), labelled=flag)) for flag in (True, False)]
     labels = [run.server.public.labels() for run in runs]
@@ -472,7 +427,9 @@ DEEP_NARROW = ("resnet10:w4@1", "resnet14:w4@0.4")  # one family; the wider, whi
 
 @pytest.mark.parametrize("models, server", [(DEEP_NARROW, None), (DEEP_NARROW[1:], "resnet10:w4@1")])
 def test_a_server_that_lacks_blocks_of_a_client_is_refused(models, server):
-    with pytest.raises(pf.InputError, match=r"resnet10:w4@1 does not contain resnet14:w4@0.4.*server_model"):
+    with pytest.raises(
+        pf.InputError, match=r"resnet10:w4@1 does not contain resnet14:w4@0.4.*server_model.*fedfd_student"
+    ):
         started(FedFD(server_model=server), models)
 
 
@@ -490,151 +447,6 @@ def test_without_distillation_no_client_must_contain_the_others():
     assert equal(run.server.state, base.server.state)
 
 
-# --- without aggregation ---
-
-
-class OwnNet(nn.Module):
-    """A user's own network."""
-
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Linear(64, 6)
-        self.out = nn.Linear(6, 3)
-
-    def forward(self, x):
-        return self.out(torch.tanh(self.body(x.flatten(1))))
-
-
-def own_model():
-    return pf.adapt(OwnNet(), head="out", input_shape=(1, 8, 8))
-
-
-NONE = {"aggregation": "none", "server_model": "cnn:6-12"}
-
-
-def test_unlike_networks_and_a_users_own_learn_without_parameters_travelling():
-    models = (*UNLIKE, own_model)
-    run = finished(FedFD(**NONE, subset=16), models, problem((18, 24, 30)), rounds=3)
-    names = {name.removeprefix("projection/") for name in projections(run)}
-    assert names == {"cnn:4-8", "resnet10:w2", "own_model"}
-    up = sum(4 * 16 * (d + 3) for d in (8, 16, 6))  # features and logits on the subset
-    assert [line["bytes_up"] for line in run.history] == [up] * 3
-    down = 3 * 8  # the seed of the subset; from the second round the student's logits
-    assert [line["bytes_down"] for line in run.history] == [down, down + 3 * 4 * 16 * 3, down + 3 * 4 * 16 * 3]
-    assert all(0 <= line["accuracy"]["global"] <= 1 and line["distill_loss"] > 0 for line in run.history)
-    assert run.server.state == {} and type(run.server.main).__name__ == "ConvNet"
-
-
-def test_without_a_digest_clients_train_locally_exactly():
-    options = {"rounds": 3, "participation": 0.67}
-    run = finished(FedFD(**NONE, digest_epochs=0), UNLIKE, **options)
-    base = finished(Local(), UNLIKE, **options)
-    assert same(states(run), states(base))
-    assert run.history[-1]["bytes_down"] == 2 * 8
-    digesting = finished(FedFD(**NONE), UNLIKE, **options)
-    assert not same(states(digesting), states(base))
-
-
-@pytest.mark.parametrize(
-    "untaught", [{"distill_epochs": 0}, {"include_full_group": False, "logit_aux": 0.0, "server_model": "mlp:1x8"}]
-)
-def test_nobody_learns_from_a_student_that_was_not_taught(untaught):
-    models = ("cnn:4-8", "mlp:1x8")  # all as wide as the student of the second case, so that nobody teaches it
-    run = finished(FedFD(**NONE | untaught), models, rounds=3)
-    assert same(states(run), states(finished(Local(), models, rounds=3)))
-    assert [line["bytes_down"] for line in run.history] == [3 * 8] * 3 and "distill_loss" not in run.history[-1]
-
-
-def test_clients_digest_the_students_logits_on_the_subset_of_the_round():
-    run = started(FedFD(**NONE, subset=10), UNLIKE)
-    infos = run.backend.infos
-    first = run.method.send(run.server, infos[0], MAIN, run.ctx)
-    assert not first.data  # the student knows nothing yet
-    exchange(run, MAIN)
-    run.ctx.round = 2
-    second = run.method.send(run.server, infos[0], MAIN, run.ctx)
-    assert second.meta["subset_seed"] != first.meta["subset_seed"]
-    client = party(run, 0)
-    client.memory["subset_seed"] = second.meta["subset_seed"]
-    expected = logits_of(run.server.main, run.method.exchange.public_subset(client))
-    assert torch.equal(second.data["logits"], expected)
-    client.inbox = second
-    digest, revisit = run.method.local(client, MAIN, run.ctx), None
-    stage = next(digest)
-    assert torch.equal(stage.columns["target"], expected) and len(stage.data) == 10
-    revisit = digest.send(0.0)
-    assert revisit.data is None
-    other = run.method.local(client, MAIN, run.ctx)
-    assert next(other).loss == stage.loss  # engines group clients by comparing losses
-    assert not run.method.send(run.server, infos[0], pf.Step("evaluate", who="all", up=False), run.ctx).meta
-
-
-def test_without_a_digest_the_student_still_learns_on_the_rows_of_the_round():
-    run = started(FedFD(**NONE, subset=10, digest_epochs=0), UNLIKE)
-    stages = watched(run)
-    for number in (1, 2):
-        exchange(run, MAIN, number)
-        subset = run.method.exchange.public_subset(party(run, 0))  # the rows that this client answered on
-        assert torch.equal(stages[-1].data.index, subset.index)
-        said = [logits_of(party(run, c).main, subset) for c in range(3)]
-        torch.testing.assert_close(stages[-1].columns["logits"], sum(said) / 3)
-    assert not torch.equal(stages[0].data.index, stages[1].data.index)
-
-
-def test_the_student_learns_its_head_from_the_mean_logits():
-    run = started(FedFD(**NONE, distill_epochs=20, distill_batch=8, distill_lr=0.05), UNLIKE)
-    stages, head = watched(run), run.server.main.head.weight.detach().clone()
-    exchange(run, MAIN)
-    (stage,) = stages
-    subset = run.method.exchange.public_subset(run.server)
-    said = [logits_of(party(run, c).main, subset) for c in range(3)]
-    torch.testing.assert_close(stage.columns["logits"], sum(said) / 3)
-    assert set(stage.columns) == {"feature/cnn:4-8", "feature/resnet10:w2", "logits"}
-    assert not torch.equal(run.server.main.head.weight, head)
-    before = logits_of(build("cnn:6-12", (1, 8, 8), 3), subset)
-    target = torch.softmax(stage.columns["logits"], 1)
-    after = logits_of(run.server.main, subset)
-    assert F.cross_entropy(after, target) < F.cross_entropy(before, target)
-
-
-def test_the_student_predicts_with_statistics_of_all_public_data():
-    run = started(FedFD(aggregation="none", server_model="cnn:6-12,bn", subset=10), UNLIKE)
-    exchange(run, MAIN)
-    again = build("cnn:6-12,bn", (1, 8, 8), 3)
-    again.load_state_dict(run.server.main.state_dict())
-    collect_statistics(again, run.server.public, run.ctx.training.batch_size)
-    assert equal(again.state_dict(), run.server.main.state_dict())
-    assert float(again.stem.norm.running_mean.abs().max()) > 0
-
-
-def test_networks_of_one_width_but_unlike_build_are_two_teachers():
-    run = started(FedFD(**NONE), ("cnn:4-8", "mlp:1x8", "cnn:4-8"))
-    stages = watched(run)
-    exchange(run, MAIN)
-    subset = run.method.exchange.public_subset(run.server)
-    said = [answers(party(run, c).main, subset, True, False)["features"] for c in range(3)]
-    assert torch.equal(stages[0].columns["feature/mlp:1x8"], said[1])
-    torch.testing.assert_close(stages[0].columns["feature/cnn:4-8"], (said[0] + said[2]) / 2)
-
-
-def test_without_aggregation_teachers_as_wide_as_the_student_take_part():
-    run = started(FedFD(aggregation="none"), UNLIKE)
-    assert run.server.main.feature_dim == 16  # the largest of the clients' networks
-    stages = watched(run)
-    exchange(run, MAIN)
-    assert set(projections(run)) == {"projection/cnn:4-8"}
-    assert set(stages[0].columns) == {"feature/cnn:4-8", "feature/resnet10:w2", "logits"}
-    left_out = started(FedFD(aggregation="none", include_full_group=False), UNLIKE)
-    stages = watched(left_out)
-    exchange(left_out, MAIN)
-    assert set(stages[0].columns) == {"feature/cnn:4-8", "logits"}
-
-
-def test_logit_distillation_without_aggregation_sends_logits_only():
-    run = finished(FedFD(**NONE, distill="logit", subset=16), UNLIKE, rounds=1)
-    assert run.history[0]["bytes_up"] == 3 * 4 * 16 * 3 and not projections(run)
-
-
 # --- real federations ---
 
 
@@ -646,7 +458,7 @@ def test_bytes_are_those_of_the_slices(models):
     assert run.history[0]["bytes_up"] == sum(4 * p + 8 for p in sizes)
 
 
-@pytest.mark.parametrize("options", [{}, {"aggregation": "none"}, {"static_bn": False}, {"distill": "logit"}])
+@pytest.mark.parametrize("options", [{}, {"static_bn": False}, {"distill": "logit"}])
 @pytest.mark.parametrize("public", [40, 9, 1])
 def test_small_clients_missing_classes_and_partial_participation(options, public):
     clients = problem((1, 24, 2, 30, 17, 3), public=public, lacking=1)
@@ -667,14 +479,11 @@ def test_small_clients_missing_classes_and_partial_participation(options, public
         ({"orth_map": "exp"}, ("orth_map", "matrix_exp")),
         ({"kl_direction": "both"}, ("kl_direction", "teacher_student")),
         ({"feature_loss": "l1"}, ("feature_loss", "mse")),
-        ({"aggregation": "full"}, ("aggregation", "prefix")),
         ({"distill_optimizer": "lion"}, ("distill_optimizer", "sgd")),
         ({"temperature": 0.0}, ("temperature", "above 0")),
         ({"distill_batch": 0}, ("distill_batch", "at least 1")),
         ({"distill_epochs": -1}, ("distill_epochs", "negative")),
         ({"logit_aux": -0.5}, ("logit_aux", "negative")),
-        ({"aggregation": "none", "distill": "none"}, ("nothing is shared", "local")),
-        ({"aggregation": "none", "digest_loss": "l3"}, ("digest_loss", "l1")),
         ({"view": "same_arch"}, ("widest network", "view is 'prefix'", "same_arch")),
         ({"buffers": "local", "static_bn": False}, ("buffers='local'", "static_bn=True")),
     ],
@@ -685,16 +494,11 @@ def test_values_that_make_no_sense_are_refused(options, words):
     assert str(error.value).startswith("fed") and all(word in str(error.value) for word in words)
 
 
-def bare_model():
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
-
-
 @pytest.mark.parametrize(
     "method, models, public, words",
     [
         (FedFD(), ADG, 0, ("public data", "--public")),
         (FedFD(), UNLIKE, 40, ("one family", "client 1", "resnet10:w2")),
-        (FedFD(aggregation="none"), (bare_model,), 40, ("features(x)", "client 0", "polyfed.adapt")),
         (FedFD(), (own_model,), 40, ("one family", "client 0", "own_model")),
     ],
 )
@@ -705,3 +509,9 @@ def test_unmet_needs_are_named(method, models, public, words):
     with pytest.raises(pf.InputError) as error:
         federation(method, clients, models)
     assert all(word in str(error.value) for word in words), str(error.value)
+
+
+@pytest.mark.parametrize("option", ["aggregation", "subset", "digest_epochs"])
+def test_options_of_the_variant_without_averaging_are_unknown(option):
+    with pytest.raises(pf.InputError, match=f"option of method fedfd '{option}'"):
+        make("fedfd", {option: 1})

@@ -17,20 +17,23 @@ from polyfed.core.checkpoint import pack_tree
 from polyfed.core.errors import InputError, MessageError
 from polyfed.core.message import Message
 from polyfed.core.method import EVALUATE, Step
+from polyfed.core.needs import check_needs
 from polyfed.core.nets import EVAL, FunctionalNet, Net, mode
 from polyfed.core.party import ClientInfo, Context, Party, PartyData, state_of
 from polyfed.core.runner import run_stage
 from polyfed.core.samples import Samples
 from polyfed.core.stage import Batch
 from polyfed.methods.fedavg import FedAvg
-from polyfed.methods.fedin import FedIN, cut_shapes, noisy
+from polyfed.methods.fedin import FedIN
 from polyfed.methods.fedprox import FedProx
 from polyfed.models import build, count_parameters
-from polyfed.models.contract import parameter_parts
+from polyfed.models.contract import cut_shapes, parameter_parts
+from polyfed.ops.noise import noisy
 
 SHAPE = (1, 8, 8)
 CLASSES = 3
 DEPTHS = ("resnet:1-1,w4", "resnet:1-2,w4")
+BLUEPRINTS = {DEPTHS[0]: make_blueprint(DEPTHS[0], DEPTHS[0], SHAPE, CLASSES, 0, None, "linear")}
 RULES = {
     "simple": {},
     "simple, unit": {"outer_scale": "unit"},
@@ -107,7 +110,7 @@ def party(model="resnet:1-1,w4", samples=6, pairs=5, seed=0, dtype=torch.float64
     )
     client = Party(0, ClientInfo(0, samples, model), PartyData(train=data))
     client.models["main"] = module
-    s_in, s_out = cut_shapes(module, SHAPE)
+    s_in, s_out = cut_shapes(module, SHAPE).values()
     received = {n: t + 0.1 * torch.randn(t.shape, generator=rng) for n, t in state_of(module, buffers=False).items()}
     data = {"s_in": torch.rand(pairs, *s_in, generator=rng), "s_out": torch.rand(pairs, *s_out, generator=rng)}
     client.inbox = Message({"main": received}, {name: t.to(dtype) for name, t in data.items()} if pairs else {})
@@ -116,7 +119,7 @@ def party(model="resnet:1-1,w4", samples=6, pairs=5, seed=0, dtype=torch.float64
 
 def context(round=2, **training):
     training = {"epochs": 1, "batch_size": 64, "lr": 0.1, **training}
-    return Context(0, round, 2, pf.Training(**training), CLASSES, SHAPE, 2)
+    return Context(0, round, 2, pf.Training(**training), CLASSES, SHAPE, 2, blueprints=dict(BLUEPRINTS))
 
 
 def whole_batch(client):
@@ -348,7 +351,7 @@ def test_every_client_and_round_has_its_own_noise_and_its_own_batch():
 def test_local_training_feels_the_noise_and_received_pairs_get_none():
     method, client = FedIN(noise=0.8, mu=0.2), party()
     stage = method.stage(client, context())
-    s_in, s_out = cut_shapes(client.main, SHAPE)
+    s_in, s_out = cut_shapes(client.main, SHAPE).values()
     assert stage.draws["noise_in"].shape == (None, *s_in) and stage.draws["noise_out"].shape == (None, *s_out)
     batch = whole_batch(client)
     batch.columns = {"noise_in": torch.randn(6, *s_in).double(), "noise_out": torch.randn(6, *s_out).double()}
@@ -410,7 +413,7 @@ def test_neither_images_nor_labels_nor_statistics_travel():
 def test_the_paper_s_parameter_counts():
     with torch.device("meta"):
         zoo = [build(f"resnet{depth}:stem=fedin", (3, 32, 32), 10) for depth in (10, 14, 18, 22, 26)]
-        s_in, s_out = cut_shapes(zoo[0], (3, 32, 32))
+        s_in, s_out = cut_shapes(zoo[0], (3, 32, 32)).values()
     mean = sum(count_parameters(model) for model in zoo) / 5
     features = FedIN().feature_batch * (math.prod(s_in) + math.prod(s_out))
     assert (s_in, s_out) == ((64, 8, 8), (512,))
@@ -710,7 +713,7 @@ def test_a_user_s_own_module(options, reached):
     assert set(method.middle_names(client, context())) == {
         f"model.body.{n}.0.{kind}" for n in range(3) for kind in ("weight", "bias")
     }
-    assert method.cuts(client, context()) == ((4, 4, 4), (64,))
+    assert make_blueprint(deep, "deep", SHAPE, CLASSES, 0, None, "linear").cuts == {"s_in": (4, 4, 4), "s_out": (64,)}
 
 
 @pytest.mark.parametrize("rule", ["simple", "analytic"])
@@ -747,6 +750,18 @@ def test_different_cuts_are_refused_with_clients_and_shapes(monkeypatch):
     assert "feature_dim" in str(error.value)
 
 
+def test_cuts_of_models_that_the_server_cannot_build_are_compared_by_their_descriptions():
+    blueprints, infos = hand_made()
+    blueprints["two"] = replace(blueprints["two"], cuts={"s_in": (1,), "s_out": (2,)})
+    problem = (
+        "fedin needs s_out of one shape at every client, but it is [1] at client 0 (one) and [2] at client 1 (two)"
+    )
+    with pytest.raises(InputError) as error:
+        check_needs(FedIN(), list(infos.values()), blueprints, None, (1,))
+    assert str(error.value) == f"{problem}: set feature_dim to give all models features of one size."
+    check_needs(FedIN(use_in=False), list(infos.values()), blueprints, None, (1,))
+
+
 def test_a_common_feature_size_makes_them_fit_and_without_features_all_models_do():
     run(FedIN(), models=("cnn:4-8", "cnn:4-6"), feature_dim=5)
     run(FedIN(use_in=False), models=("mlp:2x8", "cnn:4-8"))
@@ -779,12 +794,12 @@ def live(replies, *rounds):
     return federation.server, left_out
 
 
-def test_models_that_the_server_cannot_build_are_checked_with_the_first_pool():
+def test_features_of_other_shapes_than_the_network_s_are_refused():
     wrong = reply(0, 1, stem=1, first=1, head=1) | reply(1, 3, stem=1, first=1, second=1, head=1)
     wrong[1].data["s_in"] = torch.zeros(2, 5)
     with pytest.raises(MessageError, match=r"client 1 refused: s_in is \[5\], .* \[1\].*stem"):
         fused(FedIN(), wrong)
-    wrong[1].data = {"s_in": torch.zeros(2, 1), "s_out": torch.zeros(2, 3)}  # their feature size is known beforehand
+    wrong[1].data = {"s_in": torch.zeros(2, 1), "s_out": torch.zeros(2, 3)}
     with pytest.raises(MessageError, match=r"client 1 refused: s_out is \[3\], .* \[1\].*feature_dim"):
         fused(FedIN(), {1: wrong[1]})
     wrong[1].data = {"s_in": torch.zeros(3, 1), "s_out": torch.zeros(2, 1)}

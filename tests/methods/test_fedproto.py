@@ -6,12 +6,13 @@ import torch
 from torch import nn
 
 import polyfed as pf
+from polyfed.build import make_blueprint
 from polyfed.core.errors import InputError
 from polyfed.core.message import Message
 from polyfed.core.method import Step
 from polyfed.core.nets import Net
 from polyfed.core.party import Context, Party, PartyData
-from polyfed.core.prototypes import class_means, mean_prototypes, merged, spread
+from polyfed.core.prototypes import class_means, class_sums, mean_prototypes, merged, packed_means, spread
 from polyfed.core.rng import SERVER
 from polyfed.core.stage import Batch
 from polyfed.methods.fedproto import FedProto
@@ -94,6 +95,7 @@ def test_the_term_is_the_mean_square_over_batch_and_coordinates():
     squares = (model.features(x) - target[y]).pow(2)
     squares[3] = 0
     assert torch.allclose(with_term - base, 2.0 * squares.mean(), atol=1e-6)
+    assert torch.equal(FedProto(lam=2.0).collecting_loss({"main": Net(model)}, Batch(x, y), aux)[0], with_term)
 
 
 def context(classes=4, dim=2):
@@ -121,7 +123,7 @@ def test_a_client_trains_towards_the_prototypes_that_it_received():
     assert stage.aux["known"].tolist() == [0, 1, 0, 1]
 
 
-@pytest.mark.parametrize("options", [{"lam": -1.0}, {"weighting": "size"}, {"predict_with": "tail"}])
+@pytest.mark.parametrize("options", [{"lam": -1.0}, {"weighting": "size"}, {"predict_with": "tail"}, {"collect": "x"}])
 def test_values_that_make_no_sense_are_refused(options):
     with pytest.raises(InputError, match=next(iter(options))):
         FedProto(**options).check()
@@ -169,3 +171,56 @@ def test_feature_sizes_that_differ_are_refused_with_both_clients():
         pf.run(FedProto(), clients(), ["mlp:1x8", "mlp:1x16"])
     result = pf.run(FedProto(), clients(), ["mlp:1x8", "mlp:1x16"], rounds=1, feature_dim=8)
     assert len(result.accuracy()["per_client"]) == 2
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_prototypes_collected_while_training_are_those_of_the_network_before_its_steps(epochs):
+    data = clients()
+    training = pf.Training(epochs=epochs, batch_size=100, lr=0.5 if epochs == 1 else 1e-9)
+    result = pf.run(FedProto(collect="training", weighting="samples"), data, ["mlp:1x8"], 1, training)
+    start = make_blueprint("mlp:1x8", "mlp:1x8", (5,), 3, 0, None, "linear").build()
+    expected = mean_prototypes([class_means(start, samples, 3) for samples in data.train], 3)
+    torch.testing.assert_close(result.server.memory["prototypes"]["prototypes"], expected["prototypes"])
+    after = pf.run(FedProto(), data, ["mlp:1x8"], 1, training).server.memory["prototypes"]["prototypes"]
+    assert (epochs > 1) == torch.allclose(after, expected["prototypes"], atol=1e-5)
+
+
+def test_prototypes_from_before_the_training_are_those_of_the_last_rounds_network():
+    """As FedTGP's released program has them."""
+    data, training, model = clients(), pf.Training(epochs=2, batch_size=8, lr=0.2), "mlp:1x8"
+    start = make_blueprint(model, model, (5,), 3, 0, None, "linear").build()
+    first = mean_prototypes([class_means(start, samples, 3) for samples in data.train], 3)
+    one, two = (pf.run(FedProto(lam=0.0, collect="before"), data, [model], rounds, training) for rounds in (1, 2))
+    torch.testing.assert_close(one.server.memory["prototypes"]["prototypes"], first["prototypes"])
+    second = mean_prototypes([class_means(one.models[k], samples, 3) for k, samples in enumerate(data.train)], 3)
+    torch.testing.assert_close(two.server.memory["prototypes"]["prototypes"], second["prototypes"])
+    assert not torch.allclose(first["prototypes"], second["prototypes"], atol=1e-3)
+
+
+def test_samples_are_counted_once_however_many_epochs_saw_them():
+    features, labels = torch.tensor([[1.0], [2.0], [6.0]]), torch.tensor([2, 0, 2])
+    sums = class_sums(features, labels, 4)
+    assert sums["features"].tolist() == [[2.0], [0.0], [7.0], [0.0]] and sums["counts"].tolist() == [1, 0, 2, 0]
+    told = packed_means(3 * sums["features"], 3 * sums["counts"], 4, passes=3)
+    assert told["prototypes"].tolist() == [[2.0], [3.5]]
+    assert told["classes"].tolist() == [0, 2] and told["counts"].tolist() == [1, 2]
+
+
+def test_counts_and_bytes_do_not_depend_on_when_prototypes_are_collected():
+    data, told = clients(), {}
+    fuse = FedProto.fuse
+
+    class Noted(FedProto):
+        name = "noted"
+
+        def fuse(self, server, replies, step, ctx):
+            told[self.collect] = [reply.data["counts"].tolist() for reply in replies.values()]
+            fuse(self, server, replies, step, ctx)
+
+    runs = [
+        pf.run(Noted(collect=collect), data, ["mlp:1x8"], 1, pf.Training(epochs=2, batch_size=8))
+        for collect in ("after", "before", "training")
+    ]
+    assert told["after"] == told["training"] == [list(filter(None, s.label_counts(3))) for s in data.train]
+    assert told["before"] == told["after"]
+    assert runs[0].cost.bytes == runs[1].cost.bytes == runs[2].cost.bytes

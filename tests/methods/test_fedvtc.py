@@ -26,8 +26,9 @@ from polyfed.core.settings import Training
 from polyfed.core.stage import Batch
 from polyfed.data import Clients
 from polyfed.engines.inprocess import drive
-from polyfed.methods.fedvtc import TUNE, VTC, FedVTC, recalibrated, synthetic_set
+from polyfed.methods.fedvtc import TUNE, FedVTC
 from polyfed.models import build, with_feature_dim
+from polyfed.models.vtc import VTC, recalibrated, synthetic_set
 
 SHAPE, CLASSES, P = (1, 8, 8), 3, 32  # a decoder of 8 channels of 2x2
 SCALING = Scaling((0.3,), (0.5,), 255.0)

@@ -253,7 +253,7 @@ def test_statistics_of_a_width_are_the_mean_over_all_batches_of_its_clients():
     for client in (0, 2):
         model = run.ctx.blueprints[NORMED[0]].build()
         model.load_state_dict({n: t for n, t in run.server.state.items() if "::" not in n}, strict=False)
-        found[client] = (collect_statistics(model, run.backend.data[client].train, 8), model.state_dict())
+        found[client] = (collect_statistics(model, run.backend.store.data[client].train, 8), model.state_dict())
     assert [found[c][0] for c in (0, 2)] == [1, 4]
     for name in ("stem.norm.running_mean", "stages.0.norm.running_var"):
         expected = (found[0][1][name] + 4 * found[2][1][name]) / 5

@@ -6,6 +6,7 @@ import pytest
 
 from polyfed import methods
 from polyfed.core.errors import InputError
+from polyfed.methods.fedavg import FedAvg
 
 CODE = """
 from dataclasses import dataclass
@@ -51,3 +52,9 @@ def test_what_cannot_be_imported_is_a_sentence(folder, name, message):
     with pytest.raises(InputError, match=message):
         methods.find(name)
     assert sys.path == before
+
+
+def test_a_base_class_without_a_name_of_its_own_does_not_take_the_place_of_the_method_it_builds_on():
+    assert methods.find("fedavg") is FedAvg
+    for name, kind in methods.registry().items():
+        assert vars(kind)["name"] == name

@@ -34,9 +34,7 @@ def problem(validation=0.0, clients=3, classes=4):
 
 
 def trained(method, clients=None, models=WIDTHS, participation=1.0):
-    federation, _ = prepare(
-        method, clients or problem(), models, Settings(1, 0, SHORT, pf.Participation(participation))
-    )
+    federation = prepare(method, clients or problem(), models, Settings(1, 0, SHORT, pf.Participation(participation)))
     federation.run()
     return federation
 
@@ -82,7 +80,7 @@ def test_all_settings_reach_the_matching_which_draws_from_its_own_stream(monkeyp
         seen.append((settings, rng.initial_seed()))
         return match_networks(networks, settings, rng, shares)
 
-    monkeypatch.setattr("polyfed.methods.pfnm.match_networks", noted)
+    monkeypatch.setattr("polyfed.fusion.matching.match_networks", noted)
     trained(PFNM(**options))
     assert seen == [(Matching(**options), seed_of(0, "matching", 1))]
     grid = PFNM(**options, select_on="train").settings()
@@ -195,7 +193,7 @@ def test_perceptrons_of_other_kinds_are_refused_before_training(models, words, s
 
 def test_a_users_own_perceptrons_of_several_widths_are_matched():
     federation = trained(PFNM(select_on="train"), models=[own(nn.Tanh), own(nn.Tanh, 5)], participation=0.67)
-    fused = federation.method.fused_module(federation.server, federation.ctx)
+    fused = federation.method.fused(federation.server, federation.ctx)
     assert isinstance(fused[1], nn.Tanh)
     assert federation.server.memory["like"] == min(federation.history[-1]["participants"])
 
@@ -227,13 +225,13 @@ def test_identical_clients_give_their_network_shrunk(class_weighting):
     part = (rng.normal(size=(20, 6)).astype(np.float32), np.arange(20) % 4)
     clients = pf.Clients.from_parts([part, part], test=part, num_classes=4)
     settings = Settings(1, 0, pf.Training(epochs=3, batch_size=20, lr=0.1), pf.Participation())
-    federation, _ = prepare(PFNM(class_weighting=class_weighting), clients, ["mlp:1x9"], settings)
+    federation = prepare(PFNM(class_weighting=class_weighting), clients, ["mlp:1x9"], settings)
     federation.run()
     one, two = client_models(federation)
     x = clients.test.inputs()
     with torch.no_grad():
         assert torch.allclose(one(x), two(x), atol=1e-6)  # full batches: the same training
-        fused = write_chain(one, layers_of(federation.method.fused_module(federation.server, federation.ctx)))
+        fused = write_chain(one, layers_of(federation.method.fused(federation.server, federation.ctx)))
         for name, parameter in fused.named_parameters():
             copies = 1 if class_weighting and name.startswith("head") else 2  # shares of a class sum to 1
             parameter /= copies / (copies + 0.1)
@@ -258,3 +256,13 @@ def test_identical_clients_give_their_network_shrunk(class_weighting):
 def test_settings_that_make_no_sense_are_refused(options, field):
     with pytest.raises(InputError, match=field):
         trained(PFNM(**options))
+
+
+def test_the_released_form_has_the_authors_settings_and_grid():
+    assert PFNM(form="released").settings() == [Matching(1.0, 1.0, 1.0, 0.0, 0.1, 5, 1.0, 10, 700)]
+    grid = PFNM(form="released", select_on="train").settings()
+    assert len(grid) == 18 and {s.gamma for s in grid} == {1.0, 1e-3, 50.0}
+    assert {s.sigma2 for s in grid} == {1.0, 0.1, 0.5} and {s.sigma0_2 for s in grid} == {1.0, 10.0}
+    assert {(s.mu0_bias, s.iterations, s.pop_factor, s.cap, s.max_global) for s in grid} == {(0.1, 5, 1.0, 10, 700)}
+    with pytest.raises(InputError, match="leave its settings alone"):
+        PFNM(form="released", gamma=2.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from polyfed.core.shape import InputShape
 from polyfed.models import build, channel_index
 from polyfed.models.width import take
 
@@ -35,6 +36,20 @@ EXAMPLES = [
 ]
 SMALL = [name for name in EXAMPLES if not name.startswith(("resnet22", "resnet26", "resnet101", "resnet152"))]
 
+TEXT, SIGNAL, TABLE = InputShape((12,), words=30), InputShape((3, 20)), InputShape((9,), groups=(2, 3))
+OTHERS = [  # networks for other inputs than images
+    ("tabular:1x8", TABLE),
+    ("tabular:3x8", TABLE),
+    ("mlp:1x8", TABLE),
+    ("transformer:2x16", TEXT),
+    ("transformer:1x8,heads=2", TEXT),
+    ("lstm:1x8", TEXT),
+    ("lstm:2x8", SIGNAL),
+    ("cnn1d:2x8", TEXT),
+    ("cnn1d:1x8", SIGNAL),
+    ("mlp:1x8", SIGNAL),
+]
+
 
 def make(spec: str, shape: tuple[int, ...] = (1, 8, 8), classes: int = 7, seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
@@ -42,7 +57,10 @@ def make(spec: str, shape: tuple[int, ...] = (1, 8, 8), classes: int = 7, seed: 
 
 
 def inputs(shape: tuple[int, ...], batch: int = 4, seed: int = 1) -> Tensor:
-    return torch.rand((batch, *shape), generator=torch.Generator().manual_seed(seed))
+    rng = torch.Generator().manual_seed(seed)
+    if words := InputShape(shape).words:
+        return torch.randint(1, words, (batch, *shape), generator=rng)
+    return torch.rand((batch, *shape), generator=rng)
 
 
 def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -50,7 +68,10 @@ def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def sliced(full: nn.Module, sub: nn.Module, start) -> dict[str, Tensor]:
-    index = channel_index(full.width_groups(), shapes_of(full), shapes_of(sub), start)
+    def channels(group: str, full_width: int, count: int) -> Tensor:
+        return (start(group, full_width) + torch.arange(count)) % full_width
+
+    index = channel_index(full.width_groups(), shapes_of(full), shapes_of(sub), channels)
     return {name: take(tensor, index[name]) for name, tensor in full.state_dict().items() if name in index}
 
 

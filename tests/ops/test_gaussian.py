@@ -10,7 +10,7 @@ from polyfed.ops.gaussian import (
     distribution_matching,
     gaussian_kl,
     reconstruction_error,
-    reparameterised,
+    reparameterized,
 )
 
 
@@ -55,14 +55,14 @@ def test_without_a_prototype_the_kl_does_not_pull_the_mean():
     torch.testing.assert_close(kl[1], gaussian_kl(z[1:], sd, z[1:])[0])
 
 
-def test_reparameterised_moments_and_gradient():
+def test_reparameterized_moments_and_gradient():
     mean, sd = torch.tensor([1.0, -2.0, 3.0]), torch.tensor([0.5, 1.0, 2.0])
-    draws = reparameterised(mean, sd, normal(10_000, 3))
+    draws = reparameterized(mean, sd, normal(10_000, 3))
     torch.testing.assert_close(draws.mean(0), mean, rtol=0.05, atol=0.0)
     torch.testing.assert_close(draws.std(0), sd, rtol=0.05, atol=0.0)
     sd.requires_grad_()
     noise = normal(3, seed=1)
-    reparameterised(mean, sd, noise).sum().backward()
+    reparameterized(mean, sd, noise).sum().backward()
     assert torch.equal(sd.grad, noise)
 
 

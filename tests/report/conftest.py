@@ -35,7 +35,18 @@ def two_methods() -> Study:
         runs["alpha"][-1].history[-1]["stages"] = {"halfway": {"mean": 0.45}}
         worse = [0.4 - gain, 0.5 - 0.1, 0.6 + 0.01]
         runs["beta"].append(make_run("beta", seed, [[0.2, 0.2, 0.2], worse], up=3000, down=6000))
-    return Study(runs)
+    tried = [
+        {
+            "method": label,
+            "values": {"training.lr": lr},
+            "validation": [lr] * 3,
+            "accuracy": [0.5] * 3,
+            "chosen": lr > 0.1,
+        }
+        for label in runs
+        for lr in (0.1, 0.2)
+    ]
+    return Study(runs, sweep=tried)
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,7 @@ from polyfed.report.runs import Run, Study, study
 
 SMALL: dict[str, Any] = {"limit": 60, "clients": 4, "models": ("mlp:1x4",), "rounds": 1, "method": "local"}
 PROX = {"method": "fedprox"}
+PRIVATE = {"method": "fedavg", "epochs": 1, "batch_size": 5}
 
 # A value other than the default for every key of an experiment, with what else it needs.
 VALUES: list[tuple[str, Any, dict[str, Any]]] = [
@@ -58,16 +59,36 @@ VALUES: list[tuple[str, Any, dict[str, Any]]] = [
     ("decay", 0.9, {}),
     ("decay_every", 2, {"decay": 0.9}),
     ("round_decay", 0.9, {}),
+    ("schedule", "cosine", {}),
+    ("milestones", [1, 2], {}),
+    ("milestone_decay", 0.5, {}),
+    ("warm_up", 1, {}),
+    ("augment", "crop:1+flip", {}),
     ("seed", 3, {}),
     ("evaluate", "end", {}),
     ("evaluate", "every=2", {}),
     ("evaluate", 2, {}),
     ("evaluate_clients", 1, {}),
     ("evaluate_samples", 10, {}),
+    ("metrics", "macro_f1,auroc", {}),
+    ("patience", 1, {"validation": 0.2}),
+    ("own_test", 0.25, {}),
+    ("task", "regression", {"partition": "iid"}),
     ("checkpoint_seconds", 0.0, {}),
     ("engine", "sequential", {}),
     ("workers", 1, {}),
     ("device", "auto", {}),
+    ("kind", "table", {"data": "table"}),
+    ("length", 9, {"data": "mail", "models": ("lstm:1x4",)}),
+    ("drop_columns", ("b",), {"data": "table"}),
+    ("robust", "trimmed:0.25", {"method": "fedavg"}),
+    ("attack", "signflip:0.25", {"method": "fedavg"}),
+    ("epsilon", 50.0, PRIVATE),
+    ("delta", 1e-04, {**PRIVATE, "epsilon": 50.0}),
+    ("noise_multiplier", 3.0, {**PRIVATE, "epsilon": 50.0}),
+    ("max_norm", 0.5, {**PRIVATE, "epsilon": 50.0}),
+    ("clipping", "layer", {**PRIVATE, "epsilon": 50.0}),
+    ("sweep", {"lr": [0.1, 0.2]}, {"validation": 0.2}),
 ]
 
 
@@ -133,3 +154,11 @@ def test_what_only_a_script_can_make_has_no_command():
     config = {**execute(experiment(**SMALL).config()).config, "script": ["models"]}
     run = make_run("local", 0, [[0.5] * 3])
     assert again.commands(Study({"local": [Run("local", 0, run.summary, run.history, config)]})) == []
+
+
+def test_the_command_of_a_comparison_says_what_one_label_has_of_its_own():
+    own = {"fedprox": {"mu": 0.5, "settings": {"lr": 0.07, "models": ["mlp:1x4"]}}}
+    compare(experiment(**{**SMALL, "seeds": 1, "methods": own}), ["fedprox"], out="first")
+    (line,) = again.commands(study("first"))
+    repeat(line, "second")
+    assert configurations("second") == configurations("first")

@@ -21,7 +21,8 @@ from polyfed.core.errors import InputError
 from polyfed.report import static
 from polyfed.report.runs import Study
 from polyfed.terminal.live import LiveProgress, View
-from polyfed.terminal.tables import Progress, client_table, comparison_table, say
+from polyfed.terminal.progress import PlainProgress
+from polyfed.terminal.tables import client_table, comparison_table, say
 
 NAMES = ["runs[/x]", "a[red]b", "[/]", "[bold]", "polyfed[flower]", "a:smile:b", "\\[x]"]
 LINE = {"round": 1, "phase": "round", "bytes_up": 1, "bytes_down": 2}
@@ -83,7 +84,7 @@ def test_tables_show_names_as_they_are(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_progress_shows_names_as_they_are(name):
-    assert name in printed(lambda console: Progress(console, 2, name)(dict(LINE)))
+    assert name in printed(lambda console: PlainProgress(console, 2, name)(dict(LINE)))
     assert name in printed(lambda console: LiveProgress(console, 2, name)(dict(LINE)))
     view = View(2, name, names=["north", name])
     view.add({**LINE, "accuracy": ACCURACY})
@@ -124,7 +125,7 @@ def test_paths_are_printed_as_they_are(name, tmp_path, monkeypatch):
 
 
 def test_listings_print_cells_as_they_are(monkeypatch):
-    rows = [{"name": "a[red]b", "example": "mlp[:DEPTH][/x]", "summary": "x" * 300}]
+    rows = [{"name": "a[red]b", "inputs": "image", "example": "mlp[:DEPTH][/x]", "summary": "x" * 300}]
     monkeypatch.setattr("polyfed.models.describe", lambda: rows)
     code, text = command("models")
     assert code == 0

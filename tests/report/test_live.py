@@ -14,7 +14,8 @@ import pytest
 from rich.console import Console
 
 import polyfed as pf
-from polyfed.terminal.live import LiveProgress, Stopped, Stopper, View, duration, sparkline
+from polyfed.terminal.live import LiveProgress, Stopped, Stopper, View, sparkline
+from polyfed.terminal.progress import Ahead, Place, PlainProgress, RemainingTime, duration
 
 
 def line(number, mean=0.5, **more):
@@ -35,25 +36,46 @@ def test_duration(seconds, text):
     assert duration(seconds) == text
 
 
-def test_time_left_follows_the_pace():
+def test_time_left_follows_the_speed_also_of_rounds_that_take_minutes():
     now = [0.0]
-    view = View(10, "alpha", clock=lambda: now[0])
-    assert view.left() is None
-    now[0] = 4.0
-    view.add(line(1))
-    now[0] = 6.0
-    view.add(line(2))  # three seconds a round, eight rounds to go
-    assert view.left() == pytest.approx(24.0)
-    now[0] = 8.0
-    assert view.left() == pytest.approx(22.0)
+    time = RemainingTime(10, clock=lambda: now[0])
+    assert time.left() is None
+    now[0] = 400.0
+    time.add(line(1))
+    now[0] = 600.0
+    time.add(line(2))  # three hundred seconds a round, eight rounds to go
+    assert time.left() == pytest.approx(2400.0)
+    now[0] = 800.0
+    assert time.left() == pytest.approx(2200.0)
+    assert time.spent() == 800.0
 
 
 def test_a_resumed_run_is_paced_by_its_own_rounds():
     now = [0.0]
-    view = View(10, "alpha", clock=lambda: now[0])
+    time = RemainingTime(10, clock=lambda: now[0])
     now[0] = 2.0
-    view.add(line(8))
-    assert view.left() == pytest.approx(4.0)
+    time.add(line(8))
+    assert time.left() == pytest.approx(4.0)
+
+
+def test_before_the_first_round_nobody_knows_how_long_rounds_take():
+    now = [0.0]
+    time = RemainingTime(10, clock=lambda: now[0])
+    now[0] = 2.0
+    time.add({**line(0), "phase": "before"})
+    assert time.left() is None and time.spent() == 2.0
+
+
+def test_both_displays_tell_the_same_time_left():
+    now = [0.0]
+    view, out = View(10, "alpha", clock=lambda: now[0]), io.StringIO()
+    plain = PlainProgress(Console(file=out, width=200), 10, "alpha")
+    plain.time = RemainingTime(10, clock=lambda: now[0])
+    now[0] = 20.0
+    view.add(line(1))
+    plain(line(1))
+    Console(file=out, width=200).print(view)
+    assert out.getvalue().count("  3 min 00 s left") == 2
 
 
 @pytest.mark.parametrize("width", [20, 40, 80, 200])
@@ -225,3 +247,25 @@ def test_a_resumed_run_shows_its_progress_too(tmp_path, capsys):
     shutil.rmtree(tmp_path / "run" / "checkpoint")  # as if it had been stopped before the first one
     pf.resume(tmp_path / "run", progress=True)
     assert capsys.readouterr().err.count("round") == 2
+
+
+def test_a_comparison_tells_how_long_all_of_it_takes():
+    """Runs take as long as earlier ones of their name; before there is one, as long as the others."""
+    ahead = Ahead(["a", "b", "a", "b"])
+    assert ahead.next() == Place(1, 4, None)
+    ahead.took("a", 10.0)
+    assert ahead.next() == Place(2, 4, 20.0)
+    ahead.took("b", 30.0)
+    assert ahead.next() == Place(3, 4, 30.0)
+    ahead.took("a", 20.0)
+    last = ahead.next()
+    assert last == Place(4, 4, 0.0) and last.words(5.0) == "5 s for all" and Place(1, 4, None).words(5.0) == ""
+
+
+def test_the_place_of_a_run_is_shown():
+    out = io.StringIO()
+    PlainProgress(Console(file=out, width=200), 10, "alpha", Place(2, 12, 60.0))(line(1, 0.5))
+    assert out.getvalue().startswith("[ 2/12]  alpha")
+    screen = io.StringIO()
+    Console(file=screen, width=80).print(View(10, "alpha", place=Place(2, 12, 60.0)))
+    assert screen.getvalue().startswith("run 2 of 12")

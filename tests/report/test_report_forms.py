@@ -96,6 +96,33 @@ def test_latex_is_escaped_and_marks_the_best():
 
 
 @pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a_b&c%d#e$f{g}", r"a\_b\&c\%d\#e\$f\{g\}"),
+        (f"{tables.MINUS}1.5 and 2.0{tables.TIMES}", r"$-$1.5 and 2.0$\times$"),
+        (tables.NOTHING, "--"),
+        ("a<b>c", "a$<$b$>$c"),
+    ],
+)
+def test_latex_of_a_heading_and_a_cell(text, expected):
+    column = tables.Column(text, group="50 % accuracy")
+    made = tables.Table("t", "T", [column], [[tables.Cell(text, half="0.1")]])
+    lines = [rf"{expected}, 50 \% accuracy \\", r"\midrule", rf"{expected} $\pm$ 0.1 \\"]
+    assert tables.to_latex(made).splitlines() == [
+        r"\begin{tabular}{r}",
+        r"\toprule",
+        *lines,
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+
+
+def test_latex_of_a_table_without_rows():
+    text = tables.to_latex(tables.Table("t", "T", [tables.Column("method", number=False)], []))
+    assert text.splitlines()[0] == r"\begin{tabular}{l}" and r"method \\" in text
+
+
+@pytest.mark.parametrize(
     ("accuracy", "expected"),
     [
         ({"a": [0.50, 0.60, 0.70], "b": [0.45, 0.54, 0.66]}, ["a"]),  # paired: 5 ± 2.5 points

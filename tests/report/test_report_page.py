@@ -12,6 +12,7 @@ from report_runs import make_run
 from polyfed import report
 from polyfed.core.errors import InputError
 from polyfed.report.runs import Run, Study, study
+from polyfed.report.tables import NOTHING
 
 LIMIT = 5_000_000
 SECTIONS = ["answer", "leaderboard", "curves", "frontier", "clients", "data", "wire", "configuration"]
@@ -260,3 +261,47 @@ def test_two_runs_of_one_method_are_two_rows(two_methods):
     from polyfed.report.runs import _group
 
     assert len(_group([run, twin], [], None, []).labels) == 2
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """Sixteen methods of four families; `ams` is the best of them and the dearest."""
+    kinds = ["local", "fedavg", "fedprox", "scaffold", "fedmd", "fedmd_global", "fedfd_student", "fedproto", "fedvtc"]
+    kinds += ["ams", "ensemble", "pfnm", "oneshot_fedavg", "heterofl", "fedrolex", "fedfd"]
+    runs = {}
+    for place, label in enumerate(kinds):
+        level = 0.95 if label == "ams" else 0.3 + 0.02 * place
+        cost = 0 if label == "local" else 9000 if label == "ams" else 100 * (17 - place)
+        runs[label] = [
+            make_run(label, seed, [[level - 0.1] * 3, [level + 0.01 * seed] * 3], up=cost) for seed in (0, 1)
+        ]
+        for run in runs[label]:
+            run.config["method"] = {"name": label}
+    return report.write_report(Study(runs), tmp_path_factory.mktemp("many") / "many.html")
+
+
+def test_many_methods_are_shown_by_family_and_can_be_narrowed(browser, many):
+    with opened(browser, many) as page:
+        headings = page.locator("#table-leaderboard thead th").all_inner_texts()
+        family, beaten = headings.index("family"), headings.index("beaten by")
+        rows = [row.locator("th, td").all_inner_texts() for row in page.locator("#table-leaderboard tbody tr").all()]
+        assert [row[family] for row in rows] == sorted(row[family] for row in rows)  # grouped
+        told = {row[0]: row[beaten] for row in rows}
+        assert told["fedavg"] == "fedfd" and told["fedfd"] == told["ams"] == told["local"] == NOTHING
+        shown = "Plotly && [...document.getElementById('chart-curves').data].filter(t => t.showlegend"
+        names = page.evaluate(f"{shown} && t.visible !== 'legendonly' && t.visible !== false).map(t => t.name)")
+        assert 4 < len(names) < 12 and "ams" in names
+        page.locator("#filter button", has_text="one-shot").click()
+        visible = page.locator("#table-leaderboard tbody tr:visible th").all_inner_texts()
+        assert sorted(visible) == ["ams", "ensemble", "oneshot_fedavg", "pfnm"]
+        names = page.evaluate(f"{shown} && t.visible !== 'legendonly' && t.visible !== false).map(t => t.name)")
+        assert sorted(names) == sorted(visible)
+        page.locator("#filter button", has_text="one-shot").click()
+        assert page.locator("#table-leaderboard tbody tr:visible").count() == 16
+
+
+def test_names_at_the_frontier_only_where_there_are_many(browser, many):
+    with opened(browser, many) as page:
+        traces = "[...document.getElementById('chart-frontier').data]"
+        named = f"{traces}.filter(t => t.mode?.includes('text')).map(t => t.name)"
+        assert sorted(page.evaluate(named)) == ["ams", "fedfd"]

@@ -107,3 +107,10 @@ def test_the_first_of_an_open_order_is_not_called_the_best():
     text = answer(study([0.10, 0.11, 0.12], [("beta", [0.08, 0.12, 0.11])])).sentences[0]
     assert text.startswith("alpha came first, though not clearly: it reached a mean accuracy of 61.0 %")
     assert "came first" in answer(study([0.2], [("beta", [0.1])], seeds=1)).sentences[0]
+
+
+def test_it_says_who_had_settings_of_its_own():
+    runs = {label: [make_run(label, 0, [[0.5] * 3])] for label in ("local", "alpha", "beta")}
+    own = {"models.names": ["a", "b"], "training.lr": 0.1}
+    said = answer(Study(runs, {"settings": {"alpha": own, "beta": own, "gone": own}})).cautions
+    assert "Settings of their own: alpha, beta with models.names a, b; training.lr 0.1." in said

@@ -22,7 +22,9 @@ from polyfed.api import prepare
 from polyfed.core.federation import Federation
 from polyfed.core.settings import Evaluation, Settings
 from polyfed.experiment import read_experiment
-from polyfed.methods.fedvtc import FedVTC, channels, decode, plain_mean, recalibrated
+from polyfed.methods.fedvtc import FedVTC
+from polyfed.models.vtc import decode, recalibrated
+from polyfed.ops.aggregate import plain_mean
 from polyfed.ops.estimate import estimate
 
 EXPERIMENT = Path(__file__).with_name("table1.toml")
@@ -54,7 +56,7 @@ def errors(federation: Federation) -> dict[str, float]:
         mean.load_state_dict(shared, strict=False)  # all but the integer counters of BatchNorm
         fresh = recalibrated(mean, memory["prototypes"], memory["sigma"], torch.Generator().manual_seed(0))
         x = party.train.inputs()[:IMAGES]
-        scale = channels(party.train.scaling)
+        scale = party.train.scaling.channels()
         real = x * scale["std"] + scale["mean"]
         latents = party.main.eval().features(x)
         for name, decoder in {"own": own, "mean": mean, "mean, recalibrated": fresh}.items():

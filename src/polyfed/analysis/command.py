@@ -6,12 +6,15 @@ import inspect
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, make_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+from polyfed.config import known_fields
 from polyfed.core.checkpoint import write_json
 from polyfed.core.errors import InputError, unknown
-from polyfed.experiment import parse_value
+from polyfed.core.fields import AtLeastOne, Count, NotNegative, check_fields
+from polyfed.experiment import parse_setting
 
 FORMATS = ("png", "pdf")
 Outcome = tuple[Any, dict[str, Any], list[str]]  # numbers, figures, sentences
@@ -30,7 +33,7 @@ def analyze(
     if name not in ANALYSES:
         raise unknown("analysis", name, ANALYSES)
     work = ANALYSES[name]
-    options = _options(work, settings)
+    options = _options(name, work, settings)
     paths = [folder for run in runs for folder in _run_folders(Path(run), name)]
     numbers, figures, sentences = work(paths, **options)
     folder = Path(out) if out is not None else Path(runs[0]) / "analysis" / name
@@ -59,17 +62,14 @@ def _run_folders(path: Path, name: str) -> list[Path]:
     return [folder for folder in found if folder.name == f"seed-{first}"]
 
 
-def _options(work: Callable[..., Outcome], settings: Sequence[str]) -> dict[str, Any]:
-    known = [name for name in inspect.signature(work).parameters if name != "paths"]
-    options = {}
-    for text in settings:
-        key, separator, value = text.partition("=")
-        if not separator:
-            raise InputError(f"--set takes key=value, not '{text}'.")
-        if key not in known:
-            raise unknown("option", key, known)
-        options[key] = parse_value(value)
-    return options
+def _options(name: str, work: Callable[..., Outcome], settings: Sequence[str]) -> dict[str, Any]:
+    """Return the options of an analysis: its parameters are their types and defaults, checked as all settings are."""
+    hints = get_type_hints(work, include_extras=True)
+    parameters = [item for item in inspect.signature(work).parameters.values() if item.name != "paths"]
+    kind = make_dataclass(name, [(item.name, hints[item.name], item.default) for item in parameters], frozen=True)
+    options = kind(**known_fields(name, kind, dict(map(parse_setting, settings))))
+    check_fields(options, name)
+    return asdict(options)
 
 
 def _finite(value: Any) -> Any:
@@ -84,7 +84,7 @@ def _finite(value: Any) -> Any:
 # --- the analyses: paths and options in, numbers, figures and sentences out ---
 
 
-def cka(paths: Sequence[Path], samples: int = 300, clients: int = 10) -> Outcome:
+def cka(paths: Sequence[Path], samples: AtLeastOne = 300, clients: AtLeastOne = 10) -> Outcome:
     """Compare the clients' representations stage by stage."""
     from polyfed.analysis.cka import cka_figures, compare_clients
     from polyfed.analysis.opening import open_run
@@ -100,9 +100,9 @@ def cka(paths: Sequence[Path], samples: int = 300, clients: int = 10) -> Outcome
 
 def embedding(
     paths: Sequence[Path],
-    samples: int = 200,
-    clients: int = 5,
-    label: int | None = None,
+    samples: AtLeastOne = 200,
+    clients: AtLeastOne = 5,
+    label: Count | None = None,
     stage: str = "features",
     seed: int = 0,
 ) -> Outcome:
@@ -121,10 +121,10 @@ def embedding(
 
 def reconstruction(
     paths: Sequence[Path],
-    client: int = 0,
-    noise: Sequence[float] = (0.0, 0.8),
-    samples: int = 8,
-    steps: int = 2000,
+    client: Count = 0,
+    noise: tuple[NotNegative, ...] | NotNegative = (0.0, 0.8),
+    samples: AtLeastOne = 8,
+    steps: AtLeastOne = 2000,
     seed: int = 0,
     batchnorm: str = "statistics",
 ) -> Outcome:
@@ -132,7 +132,7 @@ def reconstruction(
     from polyfed.analysis.opening import open_run
     from polyfed.analysis.reconstruction import attack_client, reconstruction_figures
 
-    levels = noise if isinstance(noise, list | tuple) else (noise,)
+    levels = noise if isinstance(noise, tuple) else (noise,)
     found = [attack_client(open_run(path), client, levels, samples, steps, seed, batchnorm) for path in paths]
     sentences = [
         f"{run['method']}, client {run['client']}, noise {one['noise']:g}: "
@@ -156,7 +156,7 @@ def robustness(paths: Sequence[Path]) -> Outcome:
     return found, robustness_figures(found), sentences
 
 
-def confidence(paths: Sequence[Path], client: int = 0) -> Outcome:
+def confidence(paths: Sequence[Path], client: Count = 0) -> Outcome:
     """Compare the absolute confidence of a client's model on labels that it holds and on others."""
     from polyfed.analysis.confidence import compare_confidence
     from polyfed.analysis.figures import quartiles
@@ -184,12 +184,12 @@ def confidence(paths: Sequence[Path], client: int = 0) -> Outcome:
     return found, figures, sentences
 
 
-def disturbing(paths: Sequence[Path], seeds: int = 40, epochs: int = 600) -> Outcome:
+def disturbing(paths: Sequence[Path], seeds: AtLeastOne = 40, epochs: AtLeastOne = 600) -> Outcome:
     """Fuse two small networks in two dimensions over many seeds; the run only says where to write."""
     import numpy as np
 
     from polyfed.analysis.disturbing import disturbing as study
-    from polyfed.analysis.figures import believed, histogram, lines
+    from polyfed.analysis.figures import histogram, label_probabilities, lines
 
     found = study(seeds, epochs, examples=range(seeds))
     ranks = list(range(1, len(found["runs"]) + 1))
@@ -218,7 +218,7 @@ def disturbing(paths: Sequence[Path], seeds: int = 40, epochs: int = 600) -> Out
             [100 * run["fused"] for run in found["runs"]],
             range(min(95, int(20 * worst["fused"]) * 5), 101, 5),
         ),
-        "disturbing-example": believed(
+        "disturbing-example": label_probabilities(
             f"Seed {worst['seed']}, where the sum is worst: pale points are taken for the other label",
             np.asarray(example["points"]),
             labels,
@@ -236,7 +236,7 @@ def disturbing(paths: Sequence[Path], seeds: int = 40, epochs: int = 600) -> Out
     return json.loads(json.dumps({"summary": numbers, "runs": found["runs"]})), figures, [sentence]
 
 
-def synthetic(paths: Sequence[Path], count: int = 8, seed: int = 0) -> Outcome:
+def synthetic(paths: Sequence[Path], count: AtLeastOne = 8, seed: int = 0) -> Outcome:
     """Draw synthetic samples of FedVTC's decoder."""
     from polyfed.analysis.figures import image_grid
     from polyfed.analysis.synthetic import class_samples

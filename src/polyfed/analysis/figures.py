@@ -8,34 +8,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from polyfed.core.errors import InputError
-from polyfed.report.static import LINES, MARKERS
-from polyfed.report.style import BAND, GRID, INK, METHODS, MUTED, SYMBOLS, looks
-
-
-def canvas(width: float, height: float) -> Any:
-    """Return an empty figure.
-
-    Raises
-    ------
-    InputError
-        When matplotlib is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InputError("Figures of analyses need matplotlib: pip install 'polyfed[plots]'.") from error
-    return Figure(figsize=(width, height), layout="constrained")
+from polyfed.report.static import LINES, MARKERS, bare, canvas
+from polyfed.report.style import BAND, INK, METHODS, MUTED, SYMBOLS, looks
 
 
 def _plain(axes: Any, title: str, grid: bool = True) -> None:
     axes.set_title(title, loc="left", fontsize=10.5, color=INK)
-    axes.tick_params(which="both", length=0, labelsize=8.5, labelcolor=MUTED)
-    for side in ("top", "right", "left", "bottom"):
-        axes.spines[side].set_visible(False)
-    if grid:
-        axes.grid(color=GRID, linewidth=0.8)
-        axes.set_axisbelow(True)
+    bare(axes, grid)
 
 
 def lines(
@@ -53,10 +32,10 @@ def lines(
     axes = figure.add_subplot()
     for (name, (x, y)), look in zip(curves.items(), looks(list(curves)).values(), strict=True):
         marks = {"marker": MARKERS[look.symbol], "markersize": 4} if len(x) <= 30 else {}
-        axes.plot(x, y, color=look.colour, linestyle=LINES[look.dash], linewidth=1.6, label=name, **marks)
+        axes.plot(x, y, color=look.color, linestyle=LINES[look.dash], linewidth=1.6, label=name, **marks)
         half = np.asarray((errors or {}).get(name, [0.0] * len(x)))
         if half.any():
-            axes.fill_between(x, np.asarray(y) - half, np.asarray(y) + half, color=look.colour, alpha=BAND, linewidth=0)
+            axes.fill_between(x, np.asarray(y) - half, np.asarray(y) + half, color=look.color, alpha=BAND, linewidth=0)
     if ticks:
         axes.set_xticks(range(len(ticks)), ticks)
     if log:
@@ -71,7 +50,7 @@ def lines(
 
 
 def quartiles(title: str, x_title: str, y_title: str, groups: Mapping[str, Mapping[int, Sequence[float]]]) -> Any:
-    """Return medians as points with bars from the first to the third quartile, one colour for each group."""
+    """Return medians as points with bars from the first to the third quartile, one color for each group."""
     figure = canvas(6.4, 3.8)
     axes = figure.add_subplot()
     for (name, points), look in zip(groups.items(), looks(list(groups)).values(), strict=True):
@@ -80,7 +59,7 @@ def quartiles(title: str, x_title: str, y_title: str, groups: Mapping[str, Mappi
         low, middle, high = np.asarray([points[place] for place in points]).T
         mark = {"marker": MARKERS[look.symbol], "markersize": 5, "linestyle": "none"}
         bars = np.stack([middle - low, high - middle])
-        axes.errorbar(list(points), middle, bars, color=look.colour, elinewidth=1.4, label=name, **mark)
+        axes.errorbar(list(points), middle, bars, color=look.color, elinewidth=1.4, label=name, **mark)
     axes.set_xticks(sorted({place for points in groups.values() for place in points}))
     _plain(axes, title)
     axes.set_xlabel(x_title, fontsize=9, color=MUTED)
@@ -107,14 +86,14 @@ def heat_maps(title: str, matrices: Mapping[str, Sequence[Sequence[float]]], lab
 
 
 def scatter(title: str, points: np.ndarray, groups: Sequence[str]) -> Any:
-    """Return a cloud of points coloured by group."""
+    """Return a cloud of points colored by group."""
     figure = canvas(5.6, 4.6)
     axes = figure.add_subplot()
     names = sorted(set(groups), key=lambda name: (len(name), name))
     owners = np.asarray(groups)
     for place, name in enumerate(names):
-        colour, marker = METHODS[place % len(METHODS)], MARKERS[SYMBOLS[place % len(SYMBOLS)]]
-        axes.scatter(*points[owners == name].T, s=12, color=colour, marker=marker, alpha=0.75, linewidths=0, label=name)
+        color, marker = METHODS[place % len(METHODS)], MARKERS[SYMBOLS[place % len(SYMBOLS)]]
+        axes.scatter(*points[owners == name].T, s=12, color=color, marker=marker, alpha=0.75, linewidths=0, label=name)
     _plain(axes, title, grid=False)
     axes.set_xticks([])
     axes.set_yticks([])
@@ -140,10 +119,10 @@ def histogram(title: str, x_title: str, y_title: str, values: Sequence[float], e
     return figure
 
 
-def believed(
+def label_probabilities(
     title: str, points: np.ndarray, labels: np.ndarray, names: Sequence[str], panels: Mapping[str, np.ndarray]
 ) -> Any:
-    """Return the same points once for each network: the colour is their label, its strength the label's probability.
+    """Return the same points once for each network: the color is their label, its strength the label's probability.
 
     `panels` holds, for each network, the probability `[N]` that it gives to the right label of each point.
     """
@@ -155,7 +134,7 @@ def believed(
             own = labels == label
             look = {"color": METHODS[label], "marker": MARKERS[SYMBOLS[label]], "linewidths": 0, "s": 16}
             axes.scatter(*points[own].T, alpha=sure[own].clip(0.15, 1.0), **look)
-            axes.scatter([], [], label=name if place == 0 else None, **look)  # the legend shows the full colour
+            axes.scatter([], [], label=name if place == 0 else None, **look)  # the legend shows the full color
         _plain(axes, heading, grid=False)
     figure.legend(loc="outside lower left", ncols=len(names), frameon=False, fontsize=8.5)
     return figure

@@ -50,8 +50,8 @@ def open_run(path: str | Path) -> OpenedRun:
             "polyfed.analysis there, with result.models."
         )
     clients = config.data.load(config.seed)
-    federation, _ = prepare(config.method, clients, config.models.names, config.settings(), config.models)
-    infos, blueprints = federation.backend.infos, federation.backend.blueprints
+    backend = prepare(config.method, clients, config.models.names, config.settings(), config.models).backend
+    infos, blueprints = backend.infos, backend.blueprints
     models = {}
     for client, info in sorted(infos.items()):
         file = path / "models" / f"client-{client}.safetensors"

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from polyfed.analysis.opening import OpenedRun, first_samples
 from polyfed.core.errors import InputError, unknown
 from polyfed.core.nets import EVAL, STILL, mode
-from polyfed.methods.fedin import noisy
+from polyfed.ops.noise import noisy
 
 MODES = ("statistics", "batch")
 

@@ -14,7 +14,7 @@ from polyfed.core.errors import InputError
 from polyfed.core.party import Party, load_state
 from polyfed.core.prototypes import Prototypes
 from polyfed.core.rundir import RunDirectory
-from polyfed.methods.fedvtc import VTC, decode, recalibrated
+from polyfed.models.vtc import VTC, decode, recalibrated
 from polyfed.ops.gaussian import class_latents
 
 

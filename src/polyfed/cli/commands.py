@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from polyfed import __version__
 from polyfed.cli.federation import register as register_flower
 from polyfed.cli.options import with_settings
+from polyfed.core.launch import rank, world_size
 from polyfed.terminal.tables import say
 
 app = typer.Typer(
     name="polyfed",
     help="Federated learning for parties with different neural networks.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",  # help texts keep their [square brackets]
 )
@@ -87,6 +84,9 @@ def run(
     from polyfed.terminal.live import watching
 
     config = read_experiment(file, {"method": method, **given}, set_ or (), scale).config()
+    if rank() > 0:  # of torch's launcher: the first process shows and writes everything
+        execute(config, out=out, progress=False)
+        return
     progress = Console(stderr=as_json, quiet=quiet)
     with watching(progress, log or (), out, f"polyfed resume {out}" if out else None) as watch:
         observers = watch(config.label, config.planned_rounds(), config.dump())
@@ -107,16 +107,24 @@ def compare(
     set_: Set = None,
     scale: Scale = None,
     log: Log = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="key=a,b,c: values to try of a setting (lr) or an option (method.lam, LABEL.lam), chosen on "
+            "validation data. May be repeated."
+        ),
+    ] = None,
     **given: str | None,
 ) -> None:
     """Run several methods over several seeds on the same splits and initial weights."""
+    from polyfed.cli.listing import print_json
     from polyfed.compare import compare as run_all
     from polyfed.experiment import read_experiment
     from polyfed.terminal.live import watching
     from polyfed.terminal.tables import comparison_table
 
     labels = [label.strip() for label in methods.split(",")] if methods else None
-    experiment = read_experiment(file, given, set_ or (), scale, labels)
+    experiment = read_experiment(file, given, set_ or (), scale, labels, sweep or ())
     progress = Console(stderr=as_json, quiet=quiet)
     again = "the same command: finished runs are kept, this one goes on" if out else None
     with watching(progress, log or (), out, again) as watch:
@@ -125,14 +133,17 @@ def compare(
             labels,
             seeds,
             out,
-            started=lambda config: watch(f"{config.label} #{config.seed}", config.planned_rounds(), config.dump()),
+            started=lambda config, place: watch(
+                f"{config.label} #{config.seed} {place.what}".strip(), config.planned_rounds(), config.dump(), place
+            ),
         )
     _report(out, progress)
     if as_json:
-        sys.stdout.write(json.dumps([vars(row) for row in rows], indent=2) + "\n")
+        print_json([vars(row) for row in rows])
         return
     data = experiment.base.data
-    title = f"{data.source}, {data.clients} clients, {data.partition}, {experiment.base.rounds} rounds"
+    clients = f"{data.clients} clients, " if data.clients else ""
+    title = f"{data.source}, {clients}{data.partition}, {experiment.base.rounds} rounds"
     _paper().print(comparison_table(rows, title))
     if out:
         say(Console(), f"Everything is in {out}")
@@ -140,7 +151,8 @@ def compare(
 
 @app.command()
 def resume(
-    directory: Annotated[Path, typer.Argument(help="The directory of a run that was stopped.")],
+    directory: Annotated[Path, typer.Argument(help="The directory of a run that was stopped, or is to go on.")],
+    rounds: Annotated[int | None, typer.Option(help="Go on to so many rounds in all.")] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -150,9 +162,13 @@ def resume(
     from polyfed.terminal.live import watching
 
     config = read_config(directory)
+    if rank() > 0:
+        continue_run(directory, rounds=rounds, progress=False)
+        return
     progress = Console(stderr=as_json, quiet=quiet)
     with watching(progress, (), directory, f"polyfed resume {directory}") as watch:
-        result = continue_run(directory, watch(config.label, config.planned_rounds(), config.dump()))
+        planned = rounds or config.planned_rounds()
+        result = continue_run(directory, watch(config.label, planned, config.dump()), rounds=rounds)
     _report(directory, progress)
     _show(result, as_json)
 
@@ -200,15 +216,31 @@ def analyze(
 
 
 @app.command()
+def export(
+    directory: Annotated[Path, typer.Argument(help="The directory of a finished run.")],
+    client: Annotated[str, typer.Option(help="Number or name of the client.")],
+    out: Annotated[Path, typer.Option(help="The file to write.")],
+    format: Annotated[str, typer.Option(help="safetensors | torch (torch.export) | onnx")] = "safetensors",
+) -> None:
+    """Write the model of one client for use elsewhere."""
+    from polyfed.trained import export as write
+    from polyfed.trained import load_model
+
+    trained = load_model(directory, int(client) if client.isdigit() else client)
+    say(Console(), f"Wrote {write(trained, out, format)}")
+    say(Console(), "It takes inputs as polyfed.load_model(...).inputs(raw) makes them.")
+
+
+@app.command()
 def fuse(
-    files: Annotated[list[Path], typer.Argument(help="States of trained networks (safetensors).")],
+    files: Annotated[list[Path], typer.Argument(help="States of trained networks (safetensors or .pt).")],
     models: Annotated[str, typer.Option(help="Their model strings, dealt in turn: a,b,c")],
     out: Annotated[Path, typer.Option(help="Where to write the fused model (.safetensors and .json).")],
     method: Annotated[
         str, typer.Option(help="ams-top1 | ams-topk | ams-full | ensemble | average | pfnm")
     ] = "ams-top1",
     data: Annotated[str, typer.Option(help="Data set: gives shape and classes, and measures the result.")] = "digits",
-    distill_into: Annotated[str | None, typer.Option(help="Distil into one small model, for instance mlp:2.")] = None,
+    distill_into: Annotated[str | None, typer.Option(help="Distill into one small model, for instance mlp:2.")] = None,
 ) -> None:
     """Fuse trained networks into one model, without any training of theirs."""
     from polyfed.build import split_models
@@ -234,21 +266,20 @@ def fuse(
 
 @app.command(name="methods")
 def list_methods(
-    name: Annotated[str | None, typer.Argument(help="One method, in full.")] = None, as_json: Json = False
+    name: Annotated[str | None, typer.Argument(help="One method, in full.")] = None,
+    experiment: Annotated[
+        Path | None,
+        typer.Option("--for", help="Which of them apply to this experiment, and why others do not."),
+    ] = None,
+    as_json: Json = False,
 ) -> None:
     """List the methods, or print one in full: its options, what it needs, what leaves a client."""
-    from polyfed.cli.listing import method_entry, method_rows, method_text
+    from polyfed.cli.listing import METHODS, show_applicable
 
-    if name is not None:
-        entry = method_entry(name)
-        _print_json(entry) if as_json else say(Console(), method_text(entry))
+    if experiment is not None:
+        show_applicable(experiment, as_json)
         return
-    rows = method_rows()
-    if as_json:
-        _print_json(rows)
-        return
-    _print_rows([{key: row[key] for key in ("family", "method", "paper")} for row in rows])
-    say(Console(), "polyfed methods NAME prints one in full, with its options.")
+    METHODS.show(name, as_json)
 
 
 @app.command(name="models")
@@ -256,39 +287,59 @@ def list_models(
     name: Annotated[str | None, typer.Argument(help="One network, in full.")] = None, as_json: Json = False
 ) -> None:
     """List the networks of the zoo and how to write them, or print one in full."""
-    from polyfed.cli.listing import model_entry, model_text
-    from polyfed.models import describe
+    from polyfed.cli.listing import MODELS
 
-    if name is not None:
-        entry = model_entry(name)
-        _print_json(entry) if as_json else say(Console(), model_text(entry))
-        return
-    rows = describe()
-    if as_json:
-        _print_json(rows)
-        return
-    _print_rows([{key: row[key] for key in ("name", "example", "summary")} for row in rows])
-    say(Console(), "polyfed models NAME prints one in full, with its options.")
+    MODELS.show(name, as_json)
 
 
 @app.command(name="data")
 def list_data(as_json: Json = False) -> None:
     """List the known data sets and whether they are on this machine."""
+    from polyfed.cli.listing import print_json, print_rows
     from polyfed.data import describe_sources
 
     rows = describe_sources()
-    _print_json(rows) if as_json else _print_rows(rows)
+    if as_json:
+        print_json(rows)
+        return
+    print_rows(rows, ("name", "kind", "classes", "rows", "groups", "found"))
+    say(Console(), "polyfed data --json has also their licenses, and where the Hugging Face Hub has them.")
+
+
+@app.command()
+def doctor(
+    server: Annotated[str | None, typer.Option(help="HOST:PORT of a federation: does it answer from here?")] = None,
+    as_json: Json = False,
+) -> None:
+    """Look at this installation and machine, and say what to do: versions, processor, data, extras, Flower."""
+    from polyfed.cli.doctor import PROBLEM, as_rows, examine
+    from polyfed.cli.listing import print_json
+
+    found = examine(server)
+    if as_json:
+        print_json(as_rows(found))
+    else:
+        for finding in found:
+            say(Console(), f"{finding.state:<8} {finding.subject:<18} {finding.found}")
+            if finding.advice:
+                say(Console(), f"{'':<27} -> {finding.advice}")
+    if any(finding.state == PROBLEM for finding in found):
+        raise typer.Exit(1)
 
 
 register_flower(app)
 
 
 def main() -> None:
-    """Run the command line; errors for people exit with code 2 (bad input) or 1 (something broke)."""
+    """Run the command line; errors for people exit with code 2 (bad input) or 1 (something broke).
+
+    An error that nobody foresaw is one sentence as well; its traceback goes to a file which the sentence names.
+    """
     from polyfed.core.errors import InputError, PolyfedError
 
     try:
-        app()
+        _check_launched()
+        app(prog_name="polyfed")  # also under `python -m polyfed`: completion goes by this name
     except KeyboardInterrupt:
         Console(stderr=True).print("Stopped.")
         sys.exit(130)
@@ -301,10 +352,25 @@ def main() -> None:
             sys.exit(130)
         _complain(error)
         sys.exit(1)
+    except Exception as error:
+        from polyfed.cli.failure import keep, sentence
+
+        _complain(f"{sentence(error)} The traceback is in {keep(error)}.")
+        sys.exit(1)
 
 
-def _complain(error: Exception) -> None:
+def _complain(error: Exception | str) -> None:
+    if rank() > 0:  # the first process says the same
+        return
     say(Console(stderr=True), Text.assemble(("Error:", "bold red"), f" {error}"))
+
+
+def _check_launched() -> None:
+    """Refuse to do several times what one process does: torch's launcher is for one large run."""
+    if world_size() > 1 and sys.argv[1:2] not in (["run"], ["resume"]):
+        from polyfed.core.errors import InputError
+
+        raise InputError("torchrun divides the clients of one run: use it with 'polyfed run' or 'polyfed resume'.")
 
 
 def _fresh(path: Path) -> Path:
@@ -327,8 +393,10 @@ def _report(out: Path | None, console: Console) -> None:
 
 
 def _show(result: Any, as_json: bool) -> None:
+    from polyfed.cli.listing import print_json
+
     if as_json:
-        _print_json(result.summary())
+        print_json(result.summary())
         return
     console = _paper()
     console.print(result.table())
@@ -339,19 +407,6 @@ def _show(result: Any, as_json: bool) -> None:
 def _paper() -> Console:
     """Return a console for tables: as wide as the terminal, or wide enough where the output goes to a file."""
     return Console(width=None if sys.stdout.isatty() else 120)
-
-
-def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
-
-
-def _print_rows(rows: list[dict[str, Any]]) -> None:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0))
-    for heading in rows[0]:
-        table.add_column(heading, overflow="fold")  # how to write a model is never cut off
-    for row in rows:
-        table.add_row(*(Text(str(value)) for value in row.values()))
-    Console().print(table)
 
 
 if __name__ == "__main__":

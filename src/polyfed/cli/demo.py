@@ -10,7 +10,8 @@ from rich.console import Console
 from polyfed.compare import compare
 from polyfed.core.checkpoint import read_json
 from polyfed.experiment import experiment
-from polyfed.terminal.tables import Progress, client_table, comparison_table, say
+from polyfed.terminal.progress import PlainProgress
+from polyfed.terminal.tables import client_table, comparison_table, say
 
 METHODS = ("local", "fedavg", "fedmd", "fedproto")
 SETTINGS: dict[str, Any] = {
@@ -33,7 +34,9 @@ def demonstrate(out: Path, rounds: int, progress: Console, console: Console) -> 
     shown = experiment(rounds=rounds, **SETTINGS)
     networks = ", ".join(shown.base.models.names)
     say(console, f"{shown.base.data.clients} clients, five networks ({networks}), real 8x8 handwritten digits.\n")
-    rows = compare(shown, METHODS, 1, out, started=lambda config: [Progress(progress, rounds, config.label)])
+    rows = compare(
+        shown, METHODS, 1, out, started=lambda config, place: [PlainProgress(progress, rounds, config.label, place)]
+    )
     best = max(rows, key=lambda row: row.accuracy[0])
     console.print()
     console.print(comparison_table(rows, "digits, Dirichlet(0.3): who gained what, at which cost"))

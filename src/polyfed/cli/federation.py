@@ -1,4 +1,4 @@
-"""The commands of a real federation: `polyfed keys init`, `polyfed serve`, `polyfed join`.
+"""The commands of a real federation: `polyfed keys ...`, `polyfed serve`, `polyfed join`.
 
 `register(app)` adds them to a typer application. Flower itself is imported only when a command runs.
 """
@@ -20,18 +20,17 @@ import typer
 from rich.console import Console
 
 from polyfed.cli.options import with_settings
-from polyfed.config import Config, Data
+from polyfed.config import Config, Data, option_names, short_names
 from polyfed.core.errors import InputError, PolyfedError, RunDirectoryError
 from polyfed.flower import plain, require_flower
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 
 SITES = "the sites' own"
-# What the server decides for everybody; the rest is each site's.
-TOLD = (
-    *("rounds", "seed", "feature_dim", "participation", "epochs", "batch_size", "optimizer", "lr", "momentum"),
-    "evaluate",
-)
+# Settings that are each site's own, by full name or section; the server decides the others for everybody.
+THEIRS = ("data.", "execution.", "models.names", "evaluation.samples")
+SIMULATED = "trust.attack"  # nobody is malicious on request
+TOLD = tuple(short for short in option_names() if not short_names()[short].startswith((*THEIRS, SIMULATED)))
 
 keys_app = typer.Typer(help="Certificates and keys of a real federation.", no_args_is_help=True)
 
@@ -65,6 +64,63 @@ def keys_init(
         typer.echo(f"Give {folder} to that site, over a channel that you trust.")
 
 
+@keys_app.command("add")
+def keys_add(
+    directory: Annotated[Path, typer.Argument(help="The server's folder of keys.")],
+    site: Annotated[str, typer.Option(help="Name of the new site.")],
+) -> None:
+    """Make a key pair for a further site; it takes part in federations that are started afterwards."""
+    with _sentences():
+        require_flower()
+        from polyfed.flower.enroll import add_site
+
+        folder = add_site(directory, site)
+    typer.echo(f"Give {folder} to that site, over a channel that you trust.")
+
+
+@keys_app.command("request")
+def keys_request(
+    folder: Annotated[Path, typer.Argument(help="A new folder; it stays at the site.")],
+    name: Annotated[str, typer.Option(help="Name of the site.")],
+) -> None:
+    """At a site: make its key, and a request for the server to sign. The private key never leaves."""
+    with _sentences():
+        require_flower()
+        from polyfed.flower.enroll import request_key
+
+        path = request_key(folder, name)
+    typer.echo(f"Send {path} to the server; put the ca.crt that you get back into {folder}.")
+
+
+@keys_app.command("sign")
+def keys_sign(
+    directory: Annotated[Path, typer.Argument(help="The server's folder of keys.")],
+    request: Annotated[Path, typer.Argument(help="The request that a site sent.")],
+    renew: Annotated[bool, typer.Option("--renew", help="Replace the key that the site has.")] = False,
+) -> None:
+    """At the server: let a site in with the key of its request. A federation that runs takes a renewed key at once."""
+    with _sentences():
+        require_flower()
+        from polyfed.flower.enroll import sign_request
+
+        name = sign_request(directory, request, renew)
+    typer.echo(f"Site {name} is let in. Send {directory / 'ca.crt'} back to it; that file is no secret.")
+
+
+@keys_app.command("revoke")
+def keys_revoke(
+    directory: Annotated[Path, typer.Argument(help="The server's folder of keys.")],
+    site: Annotated[str, typer.Option(help="Name of the site.")],
+) -> None:
+    """Shut a site out, also of a federation that runs."""
+    with _sentences():
+        require_flower()
+        from polyfed.flower.enroll import revoke_site
+
+        revoke_site(directory, site)
+    typer.echo(f"Site {site} is shut out; 'polyfed keys sign' lets it in again with a new key.")
+
+
 @with_settings(TOLD)
 def serve(
     out: Annotated[Path, typer.Option(help="A new folder for the run (with --resume: its folder).")],
@@ -83,6 +139,8 @@ def serve(
     set_: Annotated[list[str] | None, typer.Option("--set", help="key=value, as in 'polyfed run'.")] = None,
     public: Annotated[str | None, typer.Option(help="Public data: NAME:N or package.module:function.")] = None,
     max_mb: Annotated[int, typer.Option(help="Largest message in megabytes.")] = 1024,
+    max_share: Annotated[float, typer.Option(help="What one site may weigh: its share of all samples.")] = 1.0,
+    max_samples: Annotated[int, typer.Option(help="How many samples a site can say it has.")] = 10_000_000,
     quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing but errors.")] = False,
     **told: str | None,
 ) -> None:
@@ -108,6 +166,8 @@ def serve(
             wait=wait,
             deadline=deadline,
             max_bytes=max_mb << 20,
+            max_share=max_share,
+            max_samples=max_samples,
         )
         samples = read_public(public) if public else None
         console = Console(quiet=quiet)
@@ -148,6 +208,7 @@ def join(
     wait: Annotated[float, typer.Option(help="Seconds to try until the server answers for the first time.")] = 300.0,
     give_up: Annotated[float, typer.Option(help="Seconds without a server after which this site stops.")] = 3600.0,
     max_mb: Annotated[int, typer.Option(help="Largest message in megabytes.")] = 1024,
+    audit: Annotated[bool, typer.Option("--audit", help="Ask for the server's audit; it is kept in --state.")] = False,
 ) -> None:
     """Take part in a federation with your own model and data, which stay here."""
     _stop_politely()
@@ -163,7 +224,7 @@ def join(
             methods.find(item)
         if max_mb <= 0:
             raise InputError("--max-mb must be positive.")
-        how = joining.Joining(server, keys, name, Path(), give_up, wait)
+        how = joining.Joining(server, keys, name, Path(), give_up, wait, audit)
         found = joining.check_joining(how)
         how = replace(how, state=state or Path(f"polyfed-site-{found.name if found else name}"))
         network, samples = read_model(model), read_data(data, public)
@@ -183,7 +244,7 @@ def _in_words(accuracy: dict[str, Any], names: list[str]) -> str:
     """Return the final accuracies with the sites' names; a site may have been away."""
     who = accuracy.get("clients", range(len(names)))
     each = ", ".join(f"{names[c]} {value:.1%}" for c, value in zip(who, accuracy["per_client"], strict=True))
-    return f"Done: mean accuracy {accuracy['mean']:.1%} ({each})."
+    return f"Done: mean {accuracy.get('score', 'accuracy')} {accuracy['mean']:.1%} ({each})."
 
 
 def _tell_missing(say: Callable[[str], None], line: dict[str, Any]) -> None:
@@ -200,18 +261,47 @@ def _config(given: dict[str, Any], told: dict[str, str | None]) -> Config:
 
     if given["resume"]:
         return read_config(given["out"])
-    config = read_experiment(None, {"method": given["method"], **told}, given["set_"] or ()).config()
+    asked = read_experiment(None, {"method": given["method"], **told}, given["set_"] or ())
+    config = asked.config()
+    _refuse_what_sites_decide(config)
     # A checkpoint after every round: the sites' states follow it. Data and models are theirs.
     alone = Execution(engine="flower", checkpoint_seconds=0.0)
     theirs = Data(SITES, clients=None, partition=SITES, public=given["public"])
     return replace(config, execution=alone, data=theirs, script=("sites",))
 
 
+def _refuse_what_sites_decide(config: Config) -> None:
+    """Refuse settings that would be ignored: data, networks' names and machines are the sites' own."""
+    usual = Config(config.method, config.label)
+    for full in short_names().values():
+        if not full.startswith(THEIRS) or config.value(full) == usual.value(full):
+            continue
+        if full == "models.names":
+            raise InputError(f"'{full}' is not for the server: each site names its network (polyfed join --model).")
+        raise InputError(
+            f"'{full}' is not for the server: each site has data and a machine of its own (polyfed join), on which it "
+            "measures; a checkpoint is written after every round."
+        )
+
+
 def _again(given: dict[str, Any]) -> str:
     """Return the command that resumes this run. Its folder knows how to train, but not where to listen."""
     words = ["polyfed", "serve", "--resume", *(["--insecure"] if given["insecure"] else [])]
     usual = inspect.signature(serve).parameters
-    for name in ("out", "keys", "sites", "host", "port", "public", "min_sites", "deadline", "wait", "max_mb"):
+    for name in (
+        "out",
+        "keys",
+        "sites",
+        "host",
+        "port",
+        "public",
+        "min_sites",
+        "deadline",
+        "wait",
+        "max_mb",
+        "max_share",
+        "max_samples",
+    ):
         if given[name] != usual[name].default:
             words += [f"--{name.replace('_', '-')}", str(given[name])]
     return shlex.join(words)
@@ -267,7 +357,7 @@ class _sentences:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if type(error).__name__ == "Stopped":  # Ctrl-C: a stop, not a failure
-            typer.echo(str(error), err=True)
+            typer.echo(plain(str(error)), err=True)
             raise typer.Exit(130) from error
         if isinstance(error, PolyfedError):
             typer.echo(f"Error: {plain(str(error))}", err=True)

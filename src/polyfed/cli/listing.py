@@ -1,18 +1,69 @@
-"""What `polyfed methods` and `polyfed models` print: a short table of all, or one entry in full."""
+"""What `polyfed methods`, `models` and `data` print: a short table of all, or one entry in full."""
 
 from __future__ import annotations
 
-from dataclasses import fields
+import json
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
-from polyfed.core.errors import unknown
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from polyfed import models
 from polyfed.core.fields import in_words, meanings, types_of
 from polyfed.core.method import Method
 from polyfed.core.needs import EXPLAINED
+from polyfed.experiment import read_experiment
 from polyfed.methods import find, reference, registry
+from polyfed.terminal.tables import say
 
-PAGES = {"ensemble": "ams", "oneshot_fedavg": "ams", "pfnm": "ams", "fedprox": "fedavg"}  # told beside another one
+PAGES = {  # told beside another one
+    "dafkd_hetero": "dafkd",
+    "ensemble": "ams",
+    "feddf_hetero": "feddf",
+    "feddistill_plus": "feddistill",
+    "fedprox": "fedavg",
+    "oneshot_fedavg": "ams",
+    "pfnm": "ams",
+}
 UNTOLD = ("local", "centralized")
+OFFERS = {  # what methods may need of a network
+    "features": "features and a head",
+    "split3": "cuts in three (stem, middle, head)",
+    "width": "width slices",
+    "exits": "several exits",
+    "batchnorm": "BatchNorm",
+    "mlp": "only fully connected layers",
+    "dropout": "dropout",
+}
+EXAMPLE_INPUTS = {
+    "image": "color images of 32x32 pixels",
+    "signal": "signals of 3 channels and 50 steps",
+    "text": "texts of 64 words out of 1000",
+    "table": "a table with 4 numbers and columns of 3 and 5 words",
+}
+
+
+def print_json(value: Any) -> None:
+    """Print for machines."""
+    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
+
+
+def print_rows(rows: Sequence[dict[str, Any]], columns: Sequence[str] | None = None) -> None:
+    """Print the table of all, or some of its columns."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0))
+    headings = columns or list(rows[0])
+    for heading in headings:
+        table.add_column(heading, overflow="fold")  # how to write a model is never cut off
+    for row in rows:
+        table.add_row(*(Text(str(row[heading])) for heading in headings))
+    Console().print(table)
 
 
 def method_rows() -> list[dict[str, Any]]:
@@ -59,42 +110,68 @@ def model_entry(name: str) -> dict[str, Any]:
     InputError
         For an unknown name, with the nearest known one.
     """
-    from polyfed.models import describe
-
-    rows = {str(row["name"]): row for row in describe()}
-    if name not in rows:
-        raise unknown("model", name, rows)
-    return dict(rows[name])
+    return models.describe_one(name)
 
 
-def method_text(entry: dict[str, Any]) -> str:
-    """Return a method's entry for people."""
+def method_text(entry: dict[str, Any], width: int = 80) -> str:
+    """Return a method's entry for people; options that are explained together stand together."""
+    facts = {
+        "paper": entry["paper"],
+        "family": entry["family"],
+        "sends": entry["sends"],
+        "needs": "; ".join(entry["needs"]) or "nothing in particular",
+        "page": entry["page"],
+    }
     lines = [
-        f"{entry['method']}: {entry['about']}",
+        _wrapped(f"{entry['method']}: {entry['about']}", width),
         "",
-        f"paper    {entry['paper']}",
-        f"family   {entry['family']}",
-        f"sends    {entry['sends']}",
-        f"needs    {'; '.join(entry['needs']) or 'nothing in particular'}",
-        *([f"page     {entry['page']}"] if entry["page"] else []),
+        *_table(facts, width),
         "",
         "options (--set method.NAME=VALUE)" if entry["options"] else "It has no options.",
     ]
+    explained: dict[str, list[str]] = {}
     for option in entry["options"]:
-        lines += ["", f"  {option['option']} = {option['default']}   ({option['takes']})", f"      {option['meaning']}"]
+        words = f"{option['option']} = {option['default']}   ({option['takes']})"
+        explained.setdefault(option["meaning"], []).append(words)
+    for meaning, options in explained.items():
+        lines += ["", *(_wrapped(words, width, 2, 6) for words in options), _wrapped(meaning, width, 6)]
     return "\n".join(lines)
 
 
-def model_text(entry: dict[str, Any]) -> str:
+def model_text(entry: dict[str, Any], width: int = 80) -> str:
     """Return a network's entry for people."""
-    return "\n".join(
-        [
-            f"{entry['name']}: {entry['summary']}",
-            "",
-            f"write it as  {entry['example']}",
-            f"options      {entry['options'] or 'none'}",
-            f"parameters   {entry['parameters']} in the example, for colour images of 32x32 pixels and ten classes",
-        ]
+    narrow = f" ({entry['example']}@0.5: at half its width)" if "width" in entry["offers"] else ""
+    facts = {
+        "write it as": entry["example"] + narrow,
+        "offers": "; ".join(OFFERS[offer] for offer in entry["offers"] if offer in OFFERS),
+        "parameters": f"{entry['parameters'] or 'unknown'} in the example, for {EXAMPLE_INPUTS[entry['inputs']]} "
+        "and ten classes",
+    }
+    options = [
+        _wrapped(f"{option}: {meaning}" if meaning else option, width, 2, 6)
+        for option, meaning in entry["options"].items()
+    ]
+    heading = "options (behind a colon, joined by commas)" if options else "It has no options."
+    about = _wrapped(f"{entry['name']}: {entry['summary']}", width)
+    return "\n".join([about, "", *_table(facts, width), "", heading, *options])
+
+
+def _table(facts: dict[str, str | None], width: int) -> list[str]:
+    """Return facts below each other, those that there are."""
+    start = max(map(len, facts)) + 2
+    return [_wrapped(f"{name:<{start}}{fact}", width, 0, start) for name, fact in facts.items() if fact]
+
+
+def _wrapped(text: str, width: int, first: int = 0, further: int | None = None) -> str:
+    """Return a text in lines of a width, indented; what people copy, such as paths and values, is not cut."""
+    after = " " * (first if further is None else further)
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=" " * first,
+        subsequent_indent=after,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 
@@ -105,3 +182,47 @@ def _summary(kind: type[Method]) -> str:
 def _page(kind: type[Method]) -> str | None:
     told = reference(kind) == kind.name and kind.name not in UNTOLD
     return f"docs/methods/{PAGES.get(kind.name, kind.name)}.md" if told else None
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a command lists."""
+
+    command: str
+    columns: tuple[str, ...]  # of the short table
+    rows: Callable[[], list[dict[str, Any]]]
+    entry: Callable[[str], dict[str, Any]]
+    text: Callable[[dict[str, Any], int], str]  # for people, in lines of a width
+
+    def show(self, name: str | None, as_json: bool) -> None:
+        """Print one entry in full, or the table of all."""
+        if as_json:
+            print_json(self.rows() if name is None else self.entry(name))
+        elif name is not None:
+            say(Console(), self.text(self.entry(name), max(40, Console().width)))
+        else:
+            print_rows(self.rows(), self.columns)
+            say(Console(), f"polyfed {self.command} NAME prints one in full, with its options.")
+
+
+def show_applicable(path: Path, as_json: bool) -> None:
+    """Print which methods apply to an experiment file, family by family, then why the others do not."""
+    from polyfed.cli.applies import applicable
+
+    rows = applicable(read_experiment(path))
+    if as_json:
+        print_json(rows)
+        return
+    able = [row for row in rows if row["applies"]]
+    say(Console(), f"{len(able)} of {len(rows)} methods apply to {path}:")
+    families: dict[str, list[str]] = {}
+    for row in able:
+        families.setdefault(row["family"], []).append(row["method"])
+    print_rows([{"family": family, "methods": ", ".join(names)} for family, names in families.items()])
+    if len(able) < len(rows):
+        say(Console(), "The others need:")
+        print_rows([row for row in rows if not row["applies"]], ("method", "needs"))
+
+
+METHODS = Listing("methods", ("family", "method", "paper"), method_rows, method_entry, method_text)
+MODELS = Listing("models", ("name", "inputs", "example", "summary"), lambda: models.describe(), model_entry, model_text)

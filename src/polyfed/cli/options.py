@@ -9,13 +9,14 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from polyfed.config import SECTIONS, Config, short_names
+from polyfed.config import SECTIONS, Config, option_names, short_names
 from polyfed.core.fields import in_words, meanings, types_of
-from polyfed.experiment import OPTIONS
 
 
-def with_settings(names: Sequence[str] = OPTIONS) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_settings(names: Sequence[str] | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command with `**given` an option for each of these settings; it receives them as texts (None: not given).
+
+    Without names it gets those of all settings that have one.
 
     Texts are read and checked by the configuration, so that the command line, TOML and Python are refused alike.
     """
@@ -24,7 +25,7 @@ def with_settings(names: Sequence[str] = OPTIONS) -> Callable[[Callable[..., Non
         signature = inspect.signature(command)
         own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
         hints = get_type_hints(command, include_extras=True)
-        made = [option(name) for name in names]
+        made = [option(name) for name in (option_names() if names is None else names)]
         parameters = [p.replace(annotation=hints[p.name]) for p in own] + made
         command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {**{p.name: p.annotation for p in parameters}, "return": None}
@@ -66,6 +67,5 @@ def _shape(hint: Any) -> str:
     if "|" in words and "true" not in words:
         return words.replace(" | ", "|").replace(" or none", "")
     base = get_args(hint)[0] if get_origin(hint) is Annotated else hint
-    numbers = {int: "N", float: "X"}
     parts = [get_args(part)[0] if get_origin(part) is Annotated else part for part in (get_args(base) or (base,))]
-    return numbers.get(parts[0], "TEXT")
+    return "TEXT" if str in parts else {int: "N", float: "X"}.get(parts[0], "TEXT")

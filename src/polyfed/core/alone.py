@@ -8,12 +8,12 @@ from polyfed.core.party import Context, Party, PartyData
 from polyfed.core.rng import SERVER, seeded
 from polyfed.core.runner import run_stage
 from polyfed.core.settings import Training
-from polyfed.core.stage import Stage
+from polyfed.core.stage import Stage, Trained
 from polyfed.core.threads import one_thread
 
 
-def train_alone(model: nn.Module, stage: Stage, training: Training, seed: int = 0, name: str = "alone") -> float:
-    """Run a stage (which names its data) on a model, in place; return the mean loss.
+def train_alone(model: nn.Module, stage: Stage, training: Training, seed: int = 0, name: str = "alone") -> Trained:
+    """Run a stage (which names its data) on a model, in place, and return what it tells.
 
     The model is `nets["main"]` of the stage. Device: that of the model's parameters.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from polyfed.core.message import Message
@@ -13,12 +13,17 @@ from polyfed.core.party import Blueprint, ClientInfo, Context
 
 @dataclass(frozen=True)
 class Measure:
-    """How one model did on a data set; `private`: told that the answer is no public class (None: it has none)."""
+    """How one model did on a data set.
 
-    accuracy: float
+    `accuracy` is the score of the task (None: these samples do not define it), `private` the accuracy of one that is
+    told that the answer is no public class (None: it has none), `metrics` what else was asked for.
+    """
+
+    accuracy: float | None
     loss: float
     samples: int
     private: float | None = None
+    metrics: dict[str, float | None] = field(default_factory=dict)
 
 
 class Backend(Protocol):
@@ -42,7 +47,9 @@ class Backend(Protocol):
     def evaluate(self, messages: Mapping[int, Message], ctx: Context, on: str = "test") -> dict[int, Measure]:
         """Measure each client's model as it would be after receiving the message; nothing at the clients changes.
 
-        `on` is `test`, `sample` (fewer test samples, where the backend has them) or each client's own `validation`.
+        `on` is `test`, `sample` (fewer test samples, where the backend has them), or a client's own `validation` or
+        `personal` test data; those who have none are left out. Personal figures are those of clients, also where data
+        is pooled.
         """
         ...
 

@@ -35,7 +35,7 @@ Named = Iterable[tuple[str, Tensor]]
 def blob_of(tensors: Named, metadata: Mapping[str, str]) -> bytes:
     """Return tensors and words as one safetensors blob."""
     ordered = _ordered(tensors)
-    return b"".join([_header(ordered, metadata), *(_memory(tensor) for _, tensor in ordered)])
+    return b"".join([_header(ordered, metadata), *(memory_of(tensor) for _, tensor in ordered)])
 
 
 def blob_bytes(tensors: Named, metadata: Mapping[str, str]) -> int:
@@ -68,7 +68,7 @@ def _header(ordered: list[tuple[str, Tensor]], metadata: Mapping[str, str]) -> b
     return struct.pack("<Q", len(text)) + text
 
 
-def _memory(tensor: Tensor) -> memoryview:
+def memory_of(tensor: Tensor) -> memoryview:
     """Return a tensor's bytes, where they are if it lies in one piece in the processor's memory."""
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")

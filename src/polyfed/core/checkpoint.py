@@ -1,26 +1,37 @@
-"""Files that survive a crash: written beside their place, flushed to the disk, then renamed over it."""
+"""Files that survive a crash: written beside their place, flushed to the disk, then renamed over it.
+
+Each carries a checksum of what it holds, and reading it back checks that: a bit that flips on a disk is found and named
+instead of changing results.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import re
 import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load
 from torch import Tensor
 
-from polyfed.core.blob import blob_of
+from polyfed.core.blob import blob_of, memory_of
 from polyfed.core.errors import PolyfedError, RunDirectoryError
 
+CHECKSUM = "checksum"
+TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")  # what `write_atomic` writes to before it renames
 Tree = Any  # tensors, numbers, words, None, and lists or string-keyed dicts of them
 
 
-def write_atomic(path: Path, content: bytes) -> None:
+def write_atomic(path: Path, content: bytes, private: bool = False) -> None:
     """Write a file so that at any moment either the old or the new content is there, never a part.
+
+    A private one is for its owner only.
 
     Raises
     ------
@@ -35,7 +46,8 @@ def write_atomic(path: Path, content: bytes) -> None:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)  # mkstemp makes files for the owner only; reports and results are to be read
+            if not private:  # mkstemp makes files for the owner only; reports and results are to be read
+                os.chmod(temporary, 0o644)
             os.replace(temporary, path)
         except BaseException:
             os.unlink(temporary)
@@ -48,6 +60,14 @@ def write_atomic(path: Path, content: bytes) -> None:
         ) from error
 
 
+def sweep(folder: Path) -> None:
+    """Remove what a process that was killed while it wrote has left; call it only where nobody else writes."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if TEMPORARY.fullmatch(path.name) and path.is_file():
+            with suppress(OSError):
+                path.unlink()
+
+
 def sync_folder(folder: Path) -> None:
     """Make a rename in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)
@@ -57,24 +77,42 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file atomically."""
-    write_atomic(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
+def write_json(path: Path, value: Any, private: bool = False) -> None:
+    """Write a JSON file atomically; a table gets a checksum of its content."""
+    if isinstance(value, dict):
+        value = {**value, CHECKSUM: _sum_of(value)}
+    write_atomic(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode(), private)
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file, or say which file is damaged."""
+def read_json(path: Path, sealed: bool = False) -> Any:
+    """Read a JSON file and check its checksum, or say which file is damaged; `sealed`: it must have one."""
+    value = parse_json(path)
+    if not isinstance(value, dict):
+        return value
+    found = value.pop(CHECKSUM, None)
+    if (found is not None or sealed) and found != _sum_of(value):
+        raise RunDirectoryError(f"{path} is damaged or was edited (wrong checksum): restore it or start the run again.")
+    return value
+
+
+def parse_json(path: Path) -> Any:
+    """Return what a JSON file holds, as it is."""
     try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
         raise RunDirectoryError(f"Cannot read {path}: {error}.") from error
+
+
+def _sum_of(value: dict[str, Any]) -> str:
+    # By way of JSON: a table whose keys are numbers is read back with words.
+    return digest(json.dumps(json.loads(json.dumps(value)), sort_keys=True, separators=(",", ":")).encode())
 
 
 def pack_tree(tree: Tree) -> bytes:
     """Serialise a tree of tensors and plain values to one safetensors blob."""
     tensors: dict[str, Tensor] = {}
-    skeleton = _flatten(tree, tensors)
-    return blob_of(tensors.items(), {"tree": json.dumps(skeleton, sort_keys=True)})
+    text = json.dumps(_flatten(tree, tensors), sort_keys=True)
+    return blob_of(tensors.items(), {"tree": text, CHECKSUM: _sum_of_tree(text, tensors)})
 
 
 def unpack_tree(blob: bytes, source: str) -> Tree:
@@ -82,9 +120,8 @@ def unpack_tree(blob: bytes, source: str) -> Tree:
     try:
         tensors = load(blob)
         length = int.from_bytes(blob[:8], "little")
-        skeleton = json.loads(json.loads(blob[8 : 8 + length])["__metadata__"]["tree"])
-        return _unflatten(skeleton, tensors)
-    except (SafetensorError, ValueError, KeyError) as error:
+        return _checked_tree(json.loads(blob[8 : 8 + length])["__metadata__"], tensors)
+    except Exception as error:  # damage can look like anything
         raise RunDirectoryError(f"{source} is damaged ({error}): restore it or start the run again.") from error
 
 
@@ -92,10 +129,25 @@ def read_tree(path: Path) -> Tree:
     """Read a file that `pack_tree` wrote, without holding its bytes beside its tensors."""
     try:
         with safe_open(path, framework="pt") as file:
-            skeleton = json.loads(file.metadata()["tree"])
-            return _unflatten(skeleton, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+            return _checked_tree(file.metadata(), {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+    except Exception as error:  # damage can look like anything
         raise RunDirectoryError(f"{path} is damaged ({error}): restore it or start the run again.") from error
+
+
+def _checked_tree(words: dict[str, str], tensors: dict[str, Tensor]) -> Tree:
+    if words[CHECKSUM] != _sum_of_tree(words["tree"], tensors):
+        raise ValueError("wrong checksum")
+    return _unflatten(json.loads(words["tree"]), tensors)
+
+
+def _sum_of_tree(text: str, tensors: Mapping[str, Tensor]) -> str:
+    """Return a checksum of what a tree holds: its values, and name, type, shape and bytes of every tensor."""
+    found = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        found.update(f"|{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        found.update(memory_of(tensor))
+    return found.hexdigest()
 
 
 def digest(blob: bytes) -> str:

@@ -5,22 +5,30 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Any
 
 import torch
 
+from polyfed.core.attack import falsified, honest_infos, malicious
+from polyfed.core.augment import check_images
 from polyfed.core.backend import Backend, Measure
 from polyfed.core.cost import DOWN, UP, CostMeter, peak_memory, reset_peak_memory
+from polyfed.core.errors import InputError, TrainingError
 from polyfed.core.evaluate import measure
 from polyfed.core.message import Message
 from polyfed.core.method import EVALUATE, Method, Step
+from polyfed.core.metrics import Metric
 from polyfed.core.party import Context, Party, PartyData, load_state
 from polyfed.core.rng import SERVER, generator, seeded
+from polyfed.core.robust import combined, finite_only
 from polyfed.core.rundir import RunDirectory
 from polyfed.core.runner import run_stage
 from polyfed.core.samples import Samples
+from polyfed.core.selection import Patience
 from polyfed.core.settings import Settings
+from polyfed.core.summary import over_clients, summarize
+from polyfed.core.task import CLASSIFICATION, Task, check_score
 from polyfed.core.threads import one_thread
 
 Line = dict[str, Any]
@@ -52,16 +60,23 @@ class Federation:
         public_classes: int | None = None,
         directory: RunDirectory | None = None,
         observers: Sequence[Observer] = (),
+        task: Task = CLASSIFICATION,
+        metrics: Sequence[Metric] = (),
     ) -> None:
+        check_images(settings.training, input_shape)
         self.method = method
         self.backend = backend
         self.settings = settings
         self.test = test
         self.sample = few(test, settings) if test is not None else None
+        if self.sample is not None:
+            check_score(task, self.sample.labels(), "the test samples that models are measured on")
         self.directory = directory
         self.observers = list(observers)
         self.plan = method.plan()
         self.rounds = self.plan.rounds if self.plan.rounds is not None else settings.rounds
+        self.attack, self.rule = settings.trust.attackers(), settings.trust.rule()
+        self.malicious = malicious(self.attack, list(backend.infos), settings.seed)
         self.meter = CostMeter()
         self.history: list[Line] = []
         self.server = Party(SERVER, None, PartyData(None, test if method.selects_on_test() else None, public))
@@ -73,11 +88,17 @@ class Federation:
             num_classes=num_classes,
             input_shape=input_shape,
             public_classes=public_classes,
+            privacy=settings.privacy,
             clients=len(backend.infos),
             device=torch.device(settings.execution.device),
             blueprints=dict(backend.blueprints),
             infos=dict(backend.infos),
+            task=task,
+            metrics=tuple(metrics),
         )
+        if settings.evaluation.patience is not None and not settings.evaluation.every:
+            raise InputError("patience needs measurements before the end: leave out evaluate=end.")
+        self.patience = Patience(settings.evaluation.patience, task)
         self.ctx.run_stage = lambda stage, party, name: run_stage(stage, party, self.ctx, name)
         self.saved_at = time.monotonic()
         self.final = False  # the phase at hand is the last one, measured in full
@@ -97,13 +118,15 @@ class Federation:
             self._phase("before", 0, self.plan.before, evaluate=True)
             phase = "before"
         for number in range(done + 1, self.rounds + 1):
+            if self.history and "stopped" in self.history[-1]:
+                break
             every = self.settings.evaluation.every
             last = number == self.rounds
             due = last or (every > 0 and number % every == 0)
             self._phase("round", number, self.plan.round, evaluate=due)
             phase = "round"
         if phase != "after" and self.plan.after:
-            self._phase("after", self.rounds, self.plan.after, evaluate=True)
+            self._phase("after", self.ctx.round, self.plan.after, evaluate=True)
         return self.history
 
     def _phase(self, phase: str, number: int, steps: Sequence[Step], evaluate: bool) -> None:
@@ -118,6 +141,8 @@ class Federation:
         rng = generator(self.settings.seed, f"select/{phase}", number)
         selected = self.settings.participation.select(self.backend.infos, rng)
         line: Line = {"round": number, "phase": phase, "participants": list(selected)}
+        if self.malicious:
+            line["malicious"] = sorted(self.malicious)
         losses: list[float] = []
         missing: dict[int, str] = {}
         for step in steps:
@@ -132,11 +157,11 @@ class Federation:
             line["loss"] = fmean(losses)
         if missing:
             line["missing"] = {str(client): why for client, why in sorted(missing.items())}
-        if evaluate and "mean" in (found := self._evaluate()):  # in a real federation everybody may be away
+        if evaluate and "mean" in (found := self._evaluate(line)):  # in a real federation everybody may be away
             line["accuracy"] = found
         line.update(bytes_up=self.meter.round_bytes[UP], bytes_down=self.meter.round_bytes[DOWN], **self.ctx.records)
         spent = {name: total - before.get(name, 0.0) for name, total in self.meter.seconds.items()}
-        line["seconds"] = {**spent, "total": time.perf_counter() - start}
+        line["seconds"] = {**spent, "total": time.perf_counter() - start + spent.get("saved", 0.0)}
         self.meter.seconds["total"] = self.meter.seconds.get("total", 0.0) + line["seconds"]["total"]
         self.meter.peak_memory = max(self.meter.peak_memory, peak_memory())
         self.history.append(line)
@@ -162,13 +187,31 @@ class Federation:
                     self.meter.count(DOWN, client, step.name, messages[client])
         with self.meter.time("local"):
             replies = self.backend.exchange(step, messages, self.ctx)
+        if replies.saved:  # the time of a run is what it takes by itself
+            for name in ("local", "saved"):
+                self.meter.seconds[name] = self.meter.seconds.get(name, 0.0) + replies.saved
+        if replies.broken and len(replies.broken) == len(messages):
+            # Nobody is left: the settings are at fault, not a client.
+            raise TrainingError(replies.failed[min(replies.broken)])
         missing.update(replies.failed)
+        if replies.epsilon:
+            known = self.ctx.records.get("privacy", {}).get("epsilon", {})
+            told = {str(client): epsilon for client, epsilon in sorted(replies.epsilon.items())}
+            self.ctx.log("privacy", {"delta": self.settings.privacy.delta, "epsilon": known | told})
         ordered = {client: replies.messages[client] for client in sorted(replies.messages)}
+        if step.up and self.attack is not None:
+            with self._at_server(f"attack/{step.name}"):
+                bad = self.malicious
+                ordered = falsified(self.attack, bad, self.method, self.server, messages, ordered, step, self.ctx)
         if step.up:
             for client, message in ordered.items():
                 self.meter.count(UP, client, step.name, message)
-            if ordered:
-                with self.meter.time("fuse"), self._at_server(f"fuse/{step.name}"):
+            with self.meter.time("fuse"), self._at_server(f"fuse/{step.name}"):
+                ordered = finite_only(ordered, self.backend.infos, missing)
+                if self.rule is not None and ordered:
+                    seen = self.method, self.server, messages
+                    ordered = combined(self.rule, *seen, ordered, self.ctx, missing)
+                if ordered:
                     self._fuse(step, ordered, missing)
         return [replies.losses[client] for client in ordered if client in replies.losses]
 
@@ -184,23 +227,41 @@ class Federation:
 
     # --- measuring ---
 
-    def _evaluate(self) -> dict[str, Any]:
+    def _evaluate(self, line: Line) -> dict[str, Any]:
+        """Measure on validation data first: it may say that this round is the last one, which is measured in full."""
+        validation = self._on_own("validation")
+        if line["phase"] == "round" and validation and line["round"] < self.rounds:
+            stopped = self.patience.over(self.history, line["round"], validation)
+            if stopped is not None:
+                line["stopped"] = stopped
+                self.final = not self.plan.after
         summary = self._summary(self._evaluate_clients())
         with self.meter.time("evaluate"):
             summary.update(self._evaluate_server())
-            validation = self.backend.evaluate(self._evaluation_messages(), self.ctx, on="validation")
-        if validation:
-            summary["validation"] = fmean(m.accuracy for m in validation.values())
-        return self._of_outcome(summary)
+        own = {"validation": validation, "personal": self._on_own("personal")}
+        if summary and self.ctx.task.score != "accuracy":
+            summary["score"] = self.ctx.task.title  # what stands where accuracy is said
+        return self._of_outcome(summary | {kind: found for kind, found in own.items() if found})
+
+    def _on_own(self, kind: str) -> dict[str, Any]:
+        """Measure every client on data of its own and say whose it was: not everybody has some."""
+        with self.meter.time("evaluate"):
+            found = self.backend.evaluate(self._evaluation_messages(), self.ctx, kind)
+        return {**summarize(found), "clients": sorted(found)} if found else {}
 
     def _of_outcome(self, summary: dict[str, Any]) -> dict[str, Any]:
         """Judge everybody by the server's model where that is what the method is for; what clients keep is `own`."""
         fused = summary.get("global")
         if self.method.outcome != "server" or fused is None or not summary.get("per_client"):
             return summary
-        own = {key: summary[key] for key in ("mean", "std", "worst", "per_client")}
+        kept = ("mean", "std", "worst", "per_client", "metrics", "personal")
+        own = {key: summary.pop(key) for key in kept if key in summary}
         everybody = [fused] * len(own["per_client"])
-        return {**summary, "mean": fused, "std": 0.0, "worst": fused, "per_client": everybody, "own": own}
+        judged = {"mean": fused, "std": 0.0, "worst": fused, "per_client": everybody, "own": own}
+        if "global_metrics" in summary:
+            metrics = summary["global_metrics"]
+            judged["metrics"] = {name: over_clients([value] * len(everybody)) for name, value in metrics.items()}
+        return {**summary, **judged}
 
     def _evaluate_clients(self) -> dict[int, Measure]:
         with self.meter.time("evaluate"):
@@ -209,32 +270,27 @@ class Federation:
     def _evaluation_messages(self) -> dict[int, Message]:
         """Return what each measured client would receive now. Not counted: nothing is learned from it."""
         infos, wanted = self.backend.infos, self.settings.evaluation.clients
-        clients = sorted(infos)
+        clients = honest_infos(infos, self.malicious)
         if wanted is not None and wanted < len(clients) and not self.final:
             order = torch.randperm(len(clients), generator=generator(self.settings.seed, "evaluate-clients"))
             clients = sorted(clients[place] for place in order[:wanted].tolist())
         with self._at_server("send/evaluate"):
             return {client: self.method.send(self.server, infos[client], EVALUATE, self.ctx) for client in clients}
 
-    def _evaluate_server(self) -> Mapping[str, float | None]:
+    def _evaluate_server(self) -> Mapping[str, Any]:
         if self.test is None or self.sample is None or not self.method.serves(self.server):
             return {"global": None}
         with self._at_server("evaluate"):
             found = measure(self.method, self.server, self.test if self.final else self.sample, self.ctx)
-        return {"global": found.accuracy} | ({} if found.private is None else {"global_private": found.private})
+        private = {} if found.private is None else {"global_private": found.private}
+        return {"global": found.accuracy, **private, **({"global_metrics": found.metrics} if found.metrics else {})}
 
     def _summary(self, measures: Mapping[int, Measure]) -> dict[str, Any]:
-        values = [measures[client].accuracy for client in sorted(measures)]
-        if not values:
+        """Summarize measures on the common test set."""
+        if not measures:
             return {}
-        private = [measure.private for measure in measures.values() if measure.private is not None]
         return {
-            "mean": fmean(values),
-            "std": pstdev(values),
-            "worst": min(values),
-            "loss": fmean(m.loss for m in measures.values()),
-            "per_client": values,
-            **({"private": fmean(private)} if private else {}),
+            **summarize(measures),
             **({} if self.final or self.sample is self.test or self.sample is None else {"samples": len(self.sample)}),
             **({} if len(measures) == len(self.backend.infos) else {"clients": sorted(measures)}),  # some were away
         }

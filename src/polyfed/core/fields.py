@@ -9,11 +9,11 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import field, fields, is_dataclass
 from functools import cache
 from numbers import Integral
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Count = Annotated[int, Ge(0)]
 AtLeastOne = Annotated[int, Ge(1)]
+AtLeastTwo = Annotated[int, Ge(2)]
 NotNegative = Annotated[float, Ge(0)]
 Positive = Annotated[float, Gt(0)]
 Share = Annotated[float, Ge(0), Le(1)]
@@ -31,7 +32,26 @@ SomeShare = Annotated[float, Gt(0), Le(1)]
 PartShare = Annotated[float, Ge(0), Lt(1)]  # never all
 OptimizerName = Literal["sgd", "adam", "adamw"]
 
+T = TypeVar("T")
+
 NONE = "none"  # how a setting is switched off on the command line and in TOML, which has no null
+
+
+def setting(default: T, short: str | None = None, option: bool = True) -> T:
+    """Declare a field of the configuration by more than its default.
+
+    Parameters
+    ----------
+    default
+        Its default.
+    short
+        Its short name on the command line, in files and with `--set`, where that is not the field's own.
+    option
+        Whether the command line has an option of its own for it; plain fields have none and are reached with `--set`.
+    """
+    declared: Any = field(default=default, metadata={"short": short, "option": option})
+    value: T = declared
+    return value
 
 
 def check_fields(settings: Any, owner: str) -> None:
@@ -97,7 +117,9 @@ def meanings(kind: type) -> dict[str, str]:
         body = re.split(r"^[A-Z][\w ]*\n-+\n", section[1], maxsplit=1, flags=re.M)[0]
         for names, meaning in re.findall(r"^(\w[\w, ]*)\n((?:[ ]{4}.*\n?|\n)+)", body, flags=re.M):
             for name in names.split(","):
-                found[name.strip()] = " ".join(meaning.split())
+                name, words = name.strip(), " ".join(meaning.split())
+                # "As in FedAvg" is for readers of the file, who see FedAvg beside it: here the base's words go first.
+                found[name] = f"{found[name]} {words}" if words.startswith("As in ") and name in found else words
     return found
 
 

@@ -1,25 +1,27 @@
 """A method says what each party sends and learns. Everything else is shared.
 
 A method is a frozen dataclass: its fields are its hyper-parameters. It overrides the hooks it needs; the defaults
-make a client train on its own data with cross-entropy and send nothing.
+make a client train on its own data with the task's loss and send nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
-from torch.nn import functional as F
 
+from polyfed.core.errors import PolyfedError, TrainingError
 from polyfed.core.fields import check_fields
 from polyfed.core.message import Message
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, fill
-from polyfed.core.stage import Aux, Batch, Stage
+from polyfed.core.places import Place, default_places
+from polyfed.core.stage import Aux, Batch, Stage, Trained
 from polyfed.ops.aggregate import IndexMap
 
-Local = Generator[Stage, float, Message | None]
+Combination = Literal["mean", "classes", "rows", "apart"]
+Local = Generator[Stage, Trained, Message | None]
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,11 @@ class Method:
         For people: what leaves a client.
     shares
         Names of models whose parameters may appear in messages; the contract tests hold the method to it.
-    additive
-        `fuse` needs only sums over clients (compatible with secure aggregation).
+    combines
+        How `fuse` combines each kind of thing in a reply (`params/main`, `data/logits`, as in the report's table):
+        `mean`, entry by entry over the clients that hold it, with whatever weights; `classes`, the same with rows that
+        belong to the classes in `data/classes`; `rows`, samples' features that are put together; `apart`, each client's
+        on its own. Rules against bad senders slot in by it (see `core/robust.py`); empty: none can.
     pools_data
         A control that breaks the rules on purpose: all data in one place. Simulation only.
     outcome
@@ -87,9 +92,10 @@ class Method:
     needs: ClassVar[frozenset[str]] = frozenset()
     sends: ClassVar[str] = "nothing"
     shares: ClassVar[frozenset[str]] = frozenset()
-    additive: ClassVar[bool] = True
+    combines: ClassVar[Mapping[str, Combination]] = {}
     pools_data: ClassVar[bool] = False
     outcome: ClassVar[str] = "clients"
+    knows_rounds: ClassVar[bool] = False  # what it does in a round depends on how many there are in all
 
     def __post_init__(self) -> None:
         check_fields(self, self.name or type(self).__name__)
@@ -119,6 +125,14 @@ class Method:
         """Tell whether the server gets the test set to choose settings by (a paper's protocol; always reported)."""
         return False
 
+    def beyond_training(self) -> str | None:
+        """Return what clients tell of their samples that is more than their training makes of them; None: nothing.
+
+        Noise in training covers all that is computed from the trained network (and public data). A method says None
+        where that is all that leaves.
+        """
+        return self.sends if self.sends != "nothing" else None
+
     # --- at the server, which never sees a client object ---
 
     def plan(self) -> Plan:
@@ -131,6 +145,10 @@ class Method:
     def slots(self, server: Party, info: ClientInfo, ctx: Context) -> IndexMap:
         """Return which part of the server's state this client holds (its view)."""
         return {}
+
+    def places(self, server: Party, info: ClientInfo, message: Message, ctx: Context) -> dict[str, Place]:
+        """Return where the entries of a message that `combines` names meet those of other clients, by wire name."""
+        return default_places(self.combines, self.slots(server, info, ctx), server.state, info, message, ctx)
 
     def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
         """Return what this client receives at the start of a step."""
@@ -156,7 +174,7 @@ class Method:
 
     def loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
         """Return the loss of the default local stage; pure in (parameters, batch, aux)."""
-        return F.cross_entropy(nets["main"](batch.x), batch.y)
+        return batch.loss(nets["main"](batch.x))
 
     def local(self, client: Party, step: Step, ctx: Context) -> Local:
         """Do the client's work of a step: yield stages, return the reply."""
@@ -170,7 +188,7 @@ class Method:
         return "main" in server.models
 
     def predict(self, party: Party, x: Tensor, ctx: Context) -> Tensor:
-        """Return logits (or scores) of a party's model for evaluation, in prediction mode."""
+        """Return the outputs of a party's model (logits, scores or values) for evaluation, in prediction mode."""
         logits: Tensor = party.main(x)
         return logits
 
@@ -183,3 +201,22 @@ class Replies:
     losses: dict[int, float] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)  # client -> why it is missing
+    broken: set[int] = field(default_factory=set)  # of these, those whose training broke down
+    epsilon: dict[int, float] = field(default_factory=dict)  # client -> its privacy loss so far, where there is noise
+    saved: float = 0.0  # seconds of training that an earlier run had done already
+
+    def leave_out(self, client: int, error: PolyfedError) -> None:
+        """Note why a client is missing."""
+        self.failed[client] = str(error)
+        if isinstance(error, TrainingError):
+            self.broken.add(client)
+
+    def add(self, others: Replies) -> None:
+        """Take in what came back from other clients."""
+        self.messages.update(others.messages)
+        self.losses.update(others.losses)
+        self.seconds.update(others.seconds)
+        self.failed.update(others.failed)
+        self.broken.update(others.broken)
+        self.epsilon.update(others.epsilon)
+        self.saved += others.saved

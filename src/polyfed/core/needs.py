@@ -8,6 +8,9 @@ from polyfed.core.errors import InputError
 from polyfed.core.method import Method
 from polyfed.core.party import Blueprint, ClientInfo
 from polyfed.core.samples import Samples
+from polyfed.core.task import CLASSIFICATION, Task
+
+SHOWN = 6  # methods that are named as alternatives; `polyfed methods --for FILE` lists all
 
 EXPLAINED = {
     "same_arch": "the same architecture at every client",
@@ -16,6 +19,9 @@ EXPLAINED = {
     "features": "a model with features(x) and head(z)",
     "feature_dim": "features of the same size at every client",
     "split3": "a model that can be cut in three (stem, middle, head)",
+    "exits": "a network with several exits",
+    "s_in": "s_in of one shape at every client",
+    "s_out": "s_out of one shape at every client",
     "public": "public data at all parties",
     "public_labels": "public data with labels",
     "images": "image inputs",
@@ -24,12 +30,16 @@ EXPLAINED = {
     "same_depth": "networks of the same depth",
     "label_counts": "the number of samples of each class at every client",
     "builds": "architectures that the server can build",
+    "classes": "classes (one of several for each sample)",
 }
 
 REMEDIES = {
     "features": "wrap the model with polyfed.adapt(model, head=...)",
     "feature_dim": "set feature_dim to give all models features of one size",
     "split3": "wrap the model with polyfed.adapt(model, head=..., stem=...)",
+    "exits": "use one of the zoo's with the option exits, such as cnn:16-32,exits and cnn:16-32,exits=1",
+    "s_in": "give all models the same stem (its width and stride)",
+    "s_out": "set feature_dim to give all models features of one size",
     "public": "add public data (--public N or --public NAME:N)",
     "public_labels": "give its labels too, or set the method's public_epochs=0",
     "same_arch": "give all clients one model",
@@ -44,6 +54,7 @@ def check_needs(
     public: Samples | None,
     input_shape: tuple[int, ...],
     alternatives: Callable[[], Sequence[Method]] = tuple,
+    task: Task = CLASSIFICATION,
 ) -> None:
     """Refuse a run whose models or data lack what the method needs.
 
@@ -52,13 +63,14 @@ def check_needs(
     InputError
         One sentence with the client, what is missing, and which methods would work.
     """
-    problem = missing(method, infos, blueprints, public, input_shape)
+    problem = missing(method, infos, blueprints, public, input_shape, task)
     if problem is None:
         return
     working = sorted(
-        other.name for other in alternatives() if missing(other, infos, blueprints, public, input_shape) is None
+        other.name for other in alternatives() if missing(other, infos, blueprints, public, input_shape, task) is None
     )
-    hint = f" Methods that would work: {', '.join(working)}." if working else ""
+    few = ", ".join(working[:SHOWN]) + (f" and {len(working) - SHOWN} more" if len(working) > SHOWN else "")
+    hint = f" Methods that would work: {few}." if working else ""
     raise InputError(f"{method.name} needs {problem}.{hint}")
 
 
@@ -68,9 +80,15 @@ def missing(
     blueprints: Mapping[str, Blueprint],
     public: Samples | None,
     input_shape: tuple[int, ...],
+    task: Task = CLASSIFICATION,
 ) -> str | None:
     """Return the first unmet need in words, or None."""
-    for need in sorted(method.requirements()):
+    needs = method.requirements()
+    if task != CLASSIFICATION:
+        if "classes" in needs:
+            return f"{EXPLAINED['classes']}, but the task is {task.name}"
+        needs = needs - {"label_counts"}  # there are none to be told
+    for need in sorted(needs - {"classes"}):
         found = _lacking(need, infos, blueprints, public, input_shape)
         if found is not None:
             remedy = f": {REMEDIES[need]}" if need in REMEDIES else ""
@@ -88,7 +106,7 @@ def _lacking(
     if need == "public":
         return "there is none" if public is None or not len(public) else None
     if need == "public_labels":
-        return "those given have none" if public is not None and bool((public.labels() < 0).any()) else None
+        return "those given have none" if public is not None and not public.is_labeled() else None
     if need == "images":
         return f"inputs have shape {list(input_shape)}" if len(input_shape) != 3 else None
     if need == "label_counts":
@@ -111,6 +129,11 @@ def _lacking(
                 return f"{info} has {info.architecture}, which does not offer features"
             if mine.feature_dim != reference.feature_dim:
                 return f"{first} has {reference.feature_dim} features and {info} has {mine.feature_dim}"
+        if need in ("s_in", "s_out"):
+            a, b = reference.cuts.get(need), mine.cuts.get(need)
+            if a is not None and b is not None and a != b:  # who has none is refused for want of split3
+                theirs = f"{list(b)} at {info} ({info.architecture})"
+                return f"it is {list(a)} at {first} ({first.architecture}) and {theirs}"
         if need == "same_depth" and len(mine.shapes) != len(reference.shapes):
             return f"{first} has {first.architecture} and {info} has {info.architecture}"
     return None

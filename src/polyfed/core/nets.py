@@ -46,6 +46,14 @@ class Net:
             self._named = dict(self.module.named_parameters())
         return self._named
 
+    def replaced(self, state: Mapping[str, Tensor]) -> FunctionalNet:
+        """Return the same network with other tensors in place of some of its own; those may also be narrower.
+
+        For a second network of the same architecture (the received one, an earlier one), for masks, and for slices.
+        """
+        params, buffers = self.parameters(), dict(self.module.named_buffers())
+        return FunctionalNet(self.module, *_replaced(params, buffers, state), self.mode)
+
     def call(self, method: str, *inputs: Tensor) -> Tensor:
         """Call a method of the module in this handle's mode."""
         with mode(self.module, self.mode):
@@ -95,11 +103,23 @@ class FunctionalNet(Net):
     def parameters(self) -> Mapping[str, Tensor]:  # noqa: D102
         return self.params
 
+    def replaced(self, state: Mapping[str, Tensor]) -> FunctionalNet:  # noqa: D102
+        return FunctionalNet(self.module, *_replaced(self.params, self.buffers, state), self.mode)
+
     def call(self, method: str, *inputs: Tensor) -> Tensor:  # noqa: D102
         state = {f"module.{name}": tensor for name, tensor in (*self.params.items(), *self.buffers.items())}
         with mode(self.module, self.mode):
             output: Tensor = torch.func.functional_call(_Dispatch(self.module), state, (method, *inputs))
         return output
+
+
+def _replaced(
+    params: Mapping[str, Tensor], buffers: Mapping[str, Tensor], state: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    unknown = [name for name in state if name not in params and name not in buffers]
+    if unknown:
+        raise KeyError(f"the network has no tensor '{unknown[0]}'")
+    return {n: state.get(n, t) for n, t in params.items()}, {n: state.get(n, t) for n, t in buffers.items()}
 
 
 class _Dispatch(nn.Module):

@@ -11,9 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.message import Message, State
+from polyfed.core.metrics import Metric
+from polyfed.core.nets import frozen_names
+from polyfed.core.privacy import Privacy
 from polyfed.core.rng import SERVER, generator, seeded
 from polyfed.core.samples import Samples
 from polyfed.core.settings import Training
+from polyfed.core.stage import Stage, Trained
+from polyfed.core.task import CLASSIFICATION, Task
+from polyfed.core.width import Groups
 
 Memory = dict[str, Any]  # tensors, numbers, words, and lists or string-keyed dicts of them: it is checkpointed
 
@@ -48,7 +54,9 @@ class Blueprint:
     initial: State = field(repr=False)  # the common initial state of this architecture
     build: Callable[[], nn.Module] | None = field(default=None, repr=False)
     frozen: frozenset[str] = frozenset()  # parameters without gradients: they stay as in `initial`, at every party
+    cuts: dict[str, tuple[int, ...]] = field(default_factory=dict)  # "s_in", "s_out": see `cut_shapes`; empty if uncut
     random: bool = False  # its passes draw from torch's global generator (functional dropout, noise)
+    width_groups: Groups = field(default_factory=dict, repr=False)  # which axes are hidden channels, if it has widths
 
     def running_statistics(self) -> frozenset[str]:
         """Return the names of BatchNorm means and variances."""
@@ -71,6 +79,9 @@ class PartyData:
     validation: Samples | None = None
     public: Samples | None = None
     initial: State | None = field(default=None, repr=False)
+    tests: dict[int, Samples] = field(
+        default_factory=dict
+    )  # own test data by client: of others only where data is pooled
 
 
 class Party:
@@ -102,6 +113,12 @@ class Party:
         """The party's own network."""
         return self.models["main"]
 
+    @property
+    def architecture(self) -> str:
+        """The name of a client's architecture."""
+        assert self.info is not None, "the server has no architecture of its own"
+        return self.info.architecture
+
     def tensors(self, model: str = "main") -> State:
         """Return a detached view of a model's tensors by name."""
         return state_of(self.models[model])
@@ -130,24 +147,35 @@ class Context:
     round: int  # 1, 2, ...; 0 before the rounds
     rounds: int
     training: Training
-    num_classes: int
+    num_classes: int  # or labels, or targets: what a network's outputs stand for
     input_shape: tuple[int, ...]
     clients: int  # how many there are in all
     public_classes: int | None = None  # set when the public data has labels of its own, apart from the private ones
     phase: str = "round"  # before | round | after
     participants: tuple[int, ...] = ()  # of this exchange, in ascending order
+    privacy: Privacy = field(default_factory=Privacy)  # of clients' training
+    secure: bool = False  # noise comes from the operating system: in a real federation, where the seed is known to all
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     blueprints: dict[str, Blueprint] = field(default_factory=dict)
     infos: dict[int, ClientInfo] = field(default_factory=dict)  # empty at the clients: they do not know each other
-    run_stage: Callable[[Any, Party, str], float] | None = field(default=None, repr=False)
+    run_stage: Callable[[Stage, Party, str], Trained] | None = field(default=None, repr=False)
     records: dict[str, Any] = field(default_factory=dict, repr=False)
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)  # what can be computed again: not checkpointed
+    task: Task = CLASSIFICATION
+    metrics: tuple[Metric, ...] = ()  # what is measured beside the task's score and loss
 
     def cached(self, key: Any, make: Callable[[], Any]) -> Any:
         """Return what `make` makes, made once in a run for this key: it must depend on nothing that changes."""
         if key not in self.cache:
             self.cache[key] = make()
         return self.cache[key]
+
+    def this_round(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Return what `make` makes, made once in a round for this key."""
+        made = self.cache.get(("round", key))
+        if made is None or made[0] != (self.phase, self.round):
+            made = self.cache["round", key] = ((self.phase, self.round), make())
+        return made[1]
 
     def replica(self, architecture: str) -> nn.Module:
         """Return the server's network of an architecture, built once: load a state into it before use."""
@@ -177,9 +205,15 @@ class Context:
         with seeded(self.seed, f"init/{purpose}"):
             return build().to(self.device)
 
-    def run(self, stage: Any, party: Party, name: str = "server") -> float:
-        """Run a stage here and now (the server's own training inside `fuse`). Returns its mean loss."""
+    def run(self, stage: Stage, party: Party | Mapping[str, nn.Module], name: str = "server") -> Trained:
+        """Run a stage here and now (the server's own training inside `fuse`) and return what it tells.
+
+        `party` is the server, or just the networks to train, by the names that the stage's losses know them by.
+        """
         assert self.run_stage is not None
+        if not isinstance(party, Party):
+            models, party = party, Party(SERVER, None, PartyData())
+            party.models.update(models)
         return self.run_stage(stage, party, name)
 
     def log(self, name: str, value: float | int | str | list[Any] | dict[str, Any]) -> None:
@@ -192,6 +226,12 @@ def state_of(module: nn.Module, buffers: bool = True) -> State:
     if buffers:
         return {name: tensor.detach() for name, tensor in module.state_dict().items()}
     return {name: tensor.detach() for name, tensor in module.named_parameters()}
+
+
+def shared_state(model: nn.Module) -> State:
+    """Return what training makes of a network: parameters that are not frozen and float buffers, no integers."""
+    frozen = frozen_names(model)
+    return {n: tensor for n, tensor in state_of(model).items() if tensor.is_floating_point() and n not in frozen}
 
 
 def load_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:

@@ -27,12 +27,24 @@ def class_means(model: nn.Module, data: Samples, num_classes: int) -> Prototypes
         return z.new_zeros(num_classes, z.shape[1]).index_add_(0, y, z)
 
     sums = torch.stack(pass_over(model, data, sums_of)).sum(0)
+    return packed_means(sums, counts, num_classes)
+
+
+def packed_means(sums: Tensor, counts: Tensor, num_classes: int, passes: int = 1) -> Prototypes:
+    """Return sums of features [C, d] as means, where every sample was counted so many times."""
     present = torch.nonzero(counts).flatten()
     return {
         "prototypes": sums[present] / counts[present].unsqueeze(1),
         "classes": class_numbers(present, num_classes),
-        "counts": counts[present].to(torch.int32),
+        "counts": (counts[present] / passes).round().to(torch.int32),
     }
+
+
+def class_sums(features: Tensor, labels: Tensor, num_classes: int) -> dict[str, Tensor]:
+    """Return the sum of the features and the number of samples of each class: what a loss may add up over its steps."""
+    numbers = torch.arange(num_classes, device=labels.device)
+    members = (labels.unsqueeze(1) == numbers).to(features.dtype)  # [B, C]; a mask instead of indexing, for vmap
+    return {"features": members.T @ features.detach(), "counts": members.sum(dim=0)}
 
 
 def class_numbers(classes: Tensor, num_classes: int) -> Tensor:

@@ -7,15 +7,28 @@ and is replaced last, in one rename. Whatever a crash leaves beside it is ignore
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from polyfed.core.checkpoint import Tree, digest, pack_tree, read_json, unpack_tree, write_atomic, write_json
+from polyfed.core.checkpoint import (
+    Tree,
+    digest,
+    pack_tree,
+    parse_json,
+    read_json,
+    sweep,
+    unpack_tree,
+    write_atomic,
+    write_json,
+)
 from polyfed.core.errors import PolyfedError, RunDirectoryError
 from polyfed.core.lock import Lock
 
-FORMAT = 2  # of the files in a run directory; raise it when their meaning changes
+FORMAT = 3  # of the files in a run directory; raise it when their meaning changes
+
+EMPTY = digest(b"")
 
 
 class RunDirectory:
@@ -40,6 +53,7 @@ class RunDirectory:
         directory.lock.acquire()
         try:
             RunDirectory._check_empty(path)  # somebody else may have been quicker
+            sweep(path)
             write_json(path / "config.json", {"format": FORMAT, **config})
         except BaseException:
             directory.close()
@@ -52,23 +66,32 @@ class RunDirectory:
         RunDirectory.read_config(path)
         directory = RunDirectory(path)
         directory.lock.acquire()
+        for folder in (path, directory.checkpoints, path / "models"):
+            sweep(folder)
         return directory
 
     @staticmethod
     def read_config(path: Path) -> dict[str, Any]:
         """Return the configuration of an existing run directory."""
         if not (path / "config.json").is_file():
+            if path.is_dir() and all(item.name.startswith(".") for item in path.iterdir()):
+                raise RunDirectoryError(f"Nothing was begun in {path}: start the run with the same command as before.")
             raise RunDirectoryError(
                 f"{path} is not a run directory (no config.json): name the --out of an earlier run."
             )
-        config = read_json(path / "config.json")
+        config = parse_json(path / "config.json")
         if not isinstance(config, dict) or config.get("format") != FORMAT:
             found = config.get("format") if isinstance(config, dict) else None
             raise RunDirectoryError(
                 f"{path} was written by another version of polyfed (format {found}, this one reads {FORMAT}): "
                 "use that version, or start the run again."
             )
-        return config
+        sound: dict[str, Any] = read_json(path / "config.json", sealed=True)
+        return sound
+
+    def rewrite_config(self, config: Mapping[str, Any]) -> None:
+        """Replace the configuration of a run that goes on with more rounds."""
+        write_json(self.path / "config.json", {"format": FORMAT, **config})
 
     def close(self) -> None:
         """Let others use the directory."""
@@ -103,7 +126,8 @@ class RunDirectory:
             file = f"{name}.{tag[0]}-{tag[1]}.safetensors"
             write_atomic(self.checkpoints / file, blob)
             files[file] = digest(blob)
-        index = {**progress, "files": files, "history_lines": self.history_lines}
+        lines = self._flushed_history()
+        index = {**progress, "files": files, "history_lines": self.history_lines, "history": digest(lines)}
         write_json(self.checkpoints / "index.json", index)
         self.files = files
         for found in self.checkpoints.iterdir():  # what the new index does not name is no longer needed
@@ -115,7 +139,7 @@ class RunDirectory:
         if not (self.checkpoints / "index.json").is_file():
             self._cut_history(0)
             return None
-        index = read_json(self.checkpoints / "index.json")
+        index = read_json(self.checkpoints / "index.json", sealed=True)
         trees: dict[str, Tree] = {}
         for file, checksum in index["files"].items():
             path = self.checkpoints / file
@@ -127,24 +151,49 @@ class RunDirectory:
                 raise RunDirectoryError(f"{path} is damaged (wrong checksum): start the run again.")
             trees[file.split(".")[0]] = unpack_tree(blob, str(path))
         self.files = index["files"]
-        self._cut_history(index["history_lines"])
+        self._cut_history(index["history_lines"], index["history"])
         server = trees.pop("server")
         return index, server, {int(name.removeprefix("client-")): tree for name, tree in trees.items()}
 
     def history(self) -> list[dict[str, Any]]:
-        """Return the lines of the history."""
+        """Return the lines of the history; those that the checkpoint counts are checked."""
+        content = self._history_bytes()
+        if (self.checkpoints / "index.json").is_file():
+            index = read_json(self.checkpoints / "index.json", sealed=True)
+            self._first_lines(content, index["history_lines"], index["history"])
+        try:
+            return [json.loads(line) for line in content.splitlines()]
+        except ValueError as error:
+            raise RunDirectoryError(f"{self.path / 'history.jsonl'} is damaged: {error}.") from error
+
+    def _history_bytes(self) -> bytes:
+        path = self.path / "history.jsonl"
+        try:
+            return path.read_bytes() if path.is_file() else b""
+        except OSError as error:
+            raise RunDirectoryError(f"Cannot read {path} ({error.strerror}).") from error
+
+    def _flushed_history(self) -> bytes:
+        """Bring the history to the disk before a checkpoint counts on it; return it."""
         path = self.path / "history.jsonl"
         if not path.is_file():
-            return []
-        try:
-            return [json.loads(line) for line in path.read_text().splitlines()]
-        except ValueError as error:
-            raise RunDirectoryError(f"{path} is damaged: {error}.") from error
+            return b""
+        with open(path, "rb+") as file:
+            os.fsync(file.fileno())
+            return file.read()
 
-    def _cut_history(self, lines: int) -> None:
+    def _first_lines(self, content: bytes, lines: int, checksum: str) -> bytes:
+        """Return the lines that belong to the checkpoint, once it is sure that they are those."""
+        kept = b"".join(content.splitlines(keepends=True)[:lines])
+        if digest(kept) != checksum:
+            raise RunDirectoryError(
+                f"{self.path / 'history.jsonl'} is damaged (wrong checksum): restore it or start the run again."
+            )
+        return kept
+
+    def _cut_history(self, lines: int, checksum: str = EMPTY) -> None:
         """Forget lines after the checkpoint (they are computed again), and a half-written last one."""
-        path = self.path / "history.jsonl"
-        kept = path.read_text().split("\n")[:lines] if path.is_file() else []
-        if path.is_file():
-            write_atomic(path, "".join(line + "\n" for line in kept).encode())
-        self.history_lines = len(kept)
+        kept = self._first_lines(self._history_bytes(), lines, checksum)
+        if (self.path / "history.jsonl").is_file():
+            write_atomic(self.path / "history.jsonl", kept)
+        self.history_lines = lines

@@ -12,14 +12,28 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from polyfed.core.augment import augmentation_of
+from polyfed.core.dpsgd import PrivateTraining, is_private
 from polyfed.core.errors import InputError, TrainingError
-from polyfed.core.layout import beside_weights, channels_last
-from polyfed.core.losses import Losses
+from polyfed.core.layout import aligned, beside_weights, channels_last
 from polyfed.core.nets import EVAL, TRAIN, Net, has_batch_norm, mode
+from polyfed.core.optimizers import make_optimizer
 from polyfed.core.party import Context, Party
 from polyfed.core.rng import generator, watched
 from polyfed.core.settings import Training
-from polyfed.core.stage import Batch, Grads, Stage, Update, epoch_plan, is_trainable, learning_rate, make_optimizer
+from polyfed.core.stage import (
+    Batch,
+    Grads,
+    Stage,
+    Sums,
+    Totals,
+    Trained,
+    Update,
+    epoch_plan,
+    is_trainable,
+    learning_rate,
+    split_loss,
+)
 
 PIECE = 4_000_000  # input values that are collected at once
 
@@ -31,8 +45,8 @@ _DROPOUTS = {
 }
 
 
-def run_stage(stage: Stage, party: Party, ctx: Context, name: str) -> float:
-    """Run a stage to its end and return its mean loss.
+def run_stage(stage: Stage, party: Party, ctx: Context, name: str) -> Trained:
+    """Run a stage to its end and return what it tells.
 
     Raises
     ------
@@ -40,24 +54,37 @@ def run_stage(stage: Stage, party: Party, ctx: Context, name: str) -> float:
         When a loss is not finite, with the party, round and batch.
     """
     steppers: list[Stepper] = []
-    losses = Losses()
+    totals = Totals()
     normed = is_normed(party)
+    private = ctx.privacy.on and is_private(stage, party)
+    guard = PrivateTraining(ctx.privacy, stage, party, ctx, name) if private else None
     dropout = SeededDropout(lambda: generator(ctx.seed, f"dropout/{name}", ctx.round, party.id), party.models)
     with channels_last(party.models, ctx.input_shape), flags_kept(party.models), dropout:
         training = stage.training or ctx.training
-        steppers = [Stepper(update, update.training or training, party, name) for update in stage.all_updates()]
+        steppers = [Stepper(update, update.training or training, party, name, guard) for update in stage.all_updates()]
         nets = {key: Net(module) for key, module in party.models.items()}
         lone = {key: LoneNet(module) for key, module in party.models.items()} if normed else nets
-        aux = beside_weights(to_device(stage.aux, ctx.device), party.models)
+        aux = beside_weights(aligned(to_device(stage.aux, ctx.device)), party.models)
         if len(steppers) == 1:
             steppers[0].choose()
-        for epoch, batch in batches_of(stage, party, ctx, name):
-            for stepper in steppers:
+        for epoch, batch in batches_of(stage, party, ctx, name, guard):
+            for number, stepper in enumerate(steppers):
                 if len(steppers) > 1:
                     stepper.choose()
-                rate = learning_rate(stepper.training, ctx.round, epoch)
-                losses.add(stepper.step(lone if len(batch.y) == 1 else nets, batch, aux, rate))
-    return check_finite(losses, party, ctx, name, len(steppers))
+                rate = learning_rate(stepper.training, ctx.round, epoch, ctx.rounds)
+                if stage.rate_factor is not None:
+                    rate *= stage.rate_factor(totals.steps - (number > 0))
+                noted = totals if stage.sum_gradients and number == 0 else None
+                loss, sums = stepper.step(lone if len(batch.y) == 1 else nets, batch, aux, rate, noted)
+                totals.losses.add(loss)
+                totals.add(sums)
+                if number == 0:
+                    totals.step(rate)
+            if stage.until is not None and stage.until(totals.steps):
+                break
+    if guard is not None:
+        guard.finish()
+    return check_finite(totals, party, ctx, name, len(steppers))
 
 
 @contextmanager
@@ -91,12 +118,16 @@ def plan_of(stage: Stage, party: Party, ctx: Context, name: str) -> Iterator[tup
     )
 
 
-def batches_of(stage: Stage, party: Party, ctx: Context, name: str) -> Iterator[tuple[int, Batch]]:
+def batches_of(
+    stage: Stage, party: Party, ctx: Context, name: str, guard: PrivateTraining | None = None
+) -> Iterator[tuple[int, Batch]]:
     """Yield `(epoch, batch)`; inputs are collected and scaled for many batches at once."""
     data = stage.data if stage.data is not None else party.train
     draws = generator(ctx.seed, f"draws/{name}", ctx.round, party.id) if stage.draws else None
+    augmentation = augmentation_of(stage, party, ctx)
+    changes = generator(ctx.seed, f"augment/{name}", ctx.round, party.id) if augmentation is not None else None
     at_once = max(1, PIECE // max(1, data.x[:1].numel()))  # samples
-    for epoch, order, sizes in plan_of(stage, party, ctx, name):
+    for epoch, order, sizes in plan_of(stage, party, ctx, name) if guard is None else guard.plan():
         for positions, cut in pieces(order, sizes, at_once):
             x = data.inputs(positions).to(ctx.device).split(cut)
             y = data.labels(positions).to(ctx.device).split(cut)
@@ -106,7 +137,10 @@ def batches_of(stage: Stage, party: Party, ctx: Context, name: str) -> Iterator[
                 for key, draw in stage.draws.items():
                     assert draws is not None
                     extra[key] = draw.sample(size, draws).to(ctx.device)
-                yield epoch, Batch(x[number], y[number], extra)
+                inputs = x[number]
+                if augmentation is not None and changes is not None:
+                    inputs = augmentation.apply(inputs, augmentation.draw(size, changes), data.scaling)
+                yield epoch, Batch(inputs, y[number], extra, ctx.task)
 
 
 def pieces(order: Tensor, sizes: list[int], at_once: int) -> Iterator[tuple[Tensor, list[int]]]:
@@ -128,23 +162,26 @@ def to_device(tree: Any, device: torch.device) -> Any:
     return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, tree)
 
 
-def check_finite(losses: Losses, party: Party, ctx: Context, name: str, per_batch: int = 1) -> float:
-    """Return the mean of the losses, or say where training broke down."""
-    mean = losses.mean()
-    if losses.bad is not None:
-        place, value = losses.bad
+def check_finite(totals: Totals, party: Party, ctx: Context, name: str, per_batch: int = 1) -> Trained:
+    """Return what a stage tells, or say where training broke down."""
+    trained = totals.trained()
+    if totals.losses.bad is not None:
+        place, value = totals.losses.bad
         raise TrainingError(
             f"The loss of {party} became {value} in round {ctx.round}, batch {place // per_batch + 1} of '{name}': "
             f"try a smaller lr (now {ctx.training.lr:g}) or gradient clipping (training.clip)."
         )
-    return mean
+    return trained
 
 
 class Stepper:
     """One update with its optimiser, for the length of a stage."""
 
-    def __init__(self, update: Update, training: Training, party: Party, name: str) -> None:
+    def __init__(
+        self, update: Update, training: Training, party: Party, name: str, guard: PrivateTraining | None = None
+    ) -> None:
         self.update = update
+        self.guard = guard  # training is private
         self.idle = f"{party} has nothing to train in '{name}': all that it could move is frozen (requires_grad=False)."
         self.training = training
         self.modules = party.models
@@ -165,20 +202,33 @@ class Stepper:
         for parameter in self.parameters:
             parameter.requires_grad_(True)
 
-    def step(self, nets: Mapping[str, Net], batch: Batch, aux: Mapping[str, Any], rate: float) -> Tensor:
-        """Take one optimiser step and return the (first) loss."""
+    def step(
+        self, nets: Mapping[str, Net], batch: Batch, aux: Mapping[str, Any], rate: float, totals: Totals | None = None
+    ) -> tuple[Tensor, Sums]:
+        """Take one optimiser step and return the (first) loss, and what the losses gave beside themselves."""
+        sums: Sums = {}
         for parameter in self.parameters:
             parameter.grad = None
-        if self.update.gradients is None:
-            loss = self.update.losses[0](nets, batch, aux)
+        if self.guard is not None:
+            loss = self._private(self.guard, batch, aux, totals)
+        elif self.update.gradients is None:
+            loss, sums = split_loss(self.update.losses[0](nets, batch, aux))
             if not loss.requires_grad:
                 raise InputError(self.idle)
             loss.backward()  # type: ignore[no-untyped-call]
+            if totals is not None:
+                totals.add_gradients(
+                    {k: {n: p.grad for n, p in g.items() if p.grad is not None} for k, g in self.chosen.items()}
+                )
         else:
             values, grads = [], []
             for function in self.update.losses:
-                values.append(function(nets, batch, aux))
-                grads.append(self._gradient(values[-1]))
+                value, more = split_loss(function(nets, batch, aux))
+                values.append(value)
+                grads.append(self._gradient(value))
+                sums |= more
+            if totals is not None:
+                totals.add_gradients(grads[0])
             combined = self.update.gradients(tuple(grads), aux)
             for key, group in self.chosen.items():
                 for name, parameter in group.items():
@@ -186,12 +236,22 @@ class Stepper:
             loss = values[0]
         if self.training.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.training.clip)
-        for options in self.optimizer.param_groups:
-            options["lr"] = rate
-        self.optimizer.step()
+        self.optimizer.step(rate)
         if self.update.project is not None:
             self._project()
-        return loss.detach()
+        return loss.detach(), sums
+
+    def _private(self, guard: PrivateTraining, batch: Batch, aux: Mapping[str, Any], totals: Totals | None) -> Tensor:
+        """Set the noisy gradient, changed by the update's own rule, and return the loss."""
+        loss, grads = guard.gradient(self.update, self.chosen, batch, aux)
+        if totals is not None:
+            totals.add_gradients(grads)
+        if self.update.gradients is not None:
+            grads = self.update.gradients((grads,), aux)
+        for key, group in self.chosen.items():
+            for name, parameter in group.items():
+                parameter.grad = grads[key][name]
+        return loss
 
     def _gradient(self, loss: Tensor) -> Grads:
         if loss.requires_grad:

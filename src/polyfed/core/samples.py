@@ -18,7 +18,9 @@ class Scaling:
     divisor: float = 1.0  # 255 for images kept as uint8
 
     def apply(self, x: Tensor) -> Tensor:
-        """Return network inputs for stored values `x` (first dimension: samples)."""
+        """Return network inputs for stored values `x` (first dimension: samples); token ids (int64) stay."""
+        if x.dtype == torch.int64:
+            return x
         own = not x.is_floating_point()  # a fresh tensor, which may be changed in place
         x = x.to(torch.get_default_dtype()) if own else x
         if self.divisor != 1.0:
@@ -31,6 +33,10 @@ class Scaling:
     def undo(self, x: Tensor) -> Tensor:
         """Return values before mean and std were applied: images in [0, 1]."""
         return x * self._channel(self.std, x) + self._channel(self.mean, x)
+
+    def channels(self) -> dict[str, Tensor]:
+        """Return `mean` and `std` of images as tensors, for losses that undo the scaling: `x * std + mean`."""
+        return {"mean": torch.tensor(self.mean).view(1, -1, 1, 1), "std": torch.tensor(self.std).view(1, -1, 1, 1)}
 
     @staticmethod
     def _channel(values: tuple[float, ...], x: Tensor) -> Tensor:
@@ -74,8 +80,15 @@ class Samples:
         assert isinstance(rows, Tensor)
         return replace(self, index=rows)
 
+    def is_labeled(self) -> bool:
+        """Tell whether every sample has a label: a class number, or values."""
+        labels = self.labels()
+        return not bool((labels.isnan() if labels.is_floating_point() else labels < 0).any())
+
     def label_counts(self, num_classes: int) -> tuple[int, ...]:
-        """Return how many samples of each class this view holds."""
+        """Return how many samples of each class this view holds (with several labels a sample: how many have each)."""
+        if self.y.dim() > 1:
+            return tuple(self.labels().sum(0).int().tolist())
         return tuple(torch.bincount(self.labels(), minlength=num_classes).tolist())
 
     def chunks(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -83,3 +96,20 @@ class Samples:
         for start in range(0, len(self), size):
             index = torch.arange(start, min(start + size, len(self)))
             yield self.inputs(index), self.labels(index)
+
+
+def unlabeled(x: Tensor) -> Samples:
+    """Return inputs as samples whose labels play no part."""
+    return Samples(x, torch.zeros(len(x), dtype=torch.long, device=x.device))
+
+
+def split_off(data: Samples, share: float, rng: torch.Generator) -> tuple[Samples, Samples]:
+    """Return a share of the samples, drawn at random, and before it the rest; neither is empty.
+
+    A single sample, or a share of 0, is not split: both are all of it.
+    """
+    if len(data) == 1 or not share:
+        return data, data
+    order = torch.randperm(len(data), generator=rng)
+    apart = min(max(1, round(share * len(data))), len(data) - 1)
+    return data.select(order[apart:]), data.select(order[:apart])

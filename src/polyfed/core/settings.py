@@ -6,6 +6,7 @@ Nothing here needs torch, so that `polyfed --help` answers at once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,12 +21,21 @@ from polyfed.core.fields import (
     Positive,
     SomeShare,
     check_fields,
+    setting,
 )
+from polyfed.core.privacy import Privacy
+from polyfed.core.trust import Trust
 
 if TYPE_CHECKING:
     import torch
 
     from polyfed.core.party import ClientInfo
+
+
+def check_augmentation(text: str) -> None:
+    """Refuse what is neither `crop:N`, `flip` nor both joined by `+`."""
+    if not re.fullmatch(r"flip|crop:[1-9]\d*(\+flip)?|flip\+crop:[1-9]\d*", text):
+        raise InputError(f"training: augment is 'crop:N', 'flip' or 'crop:N+flip', not '{text}'.")
 
 
 @dataclass(frozen=True)
@@ -52,21 +62,37 @@ class Training:
         The learning rate is multiplied by `decay` after every `decay_every` epochs of a stage.
     round_decay
         The learning rate is multiplied by this after every round.
+    schedule
+        `constant`, or `cosine`: over the run's rounds the learning rate falls to zero along half a wave.
+    milestones, milestone_decay
+        After each of these rounds the learning rate is multiplied by `milestone_decay`.
+    warm_up
+        In so many first rounds the learning rate rises in equal steps to its full value.
+    augment
+        Random changes of a client's own images while it trains: `crop:4` (shifts by up to four pixels), `flip`
+        (mirrored), `crop:4+flip`.
     """
 
-    epochs: AtLeastOne = 1
-    batch_size: AtLeastOne = 32
-    optimizer: OptimizerName = "sgd"
-    lr: Positive = 0.05
-    momentum: PartShare = 0.0
+    epochs: AtLeastOne = setting(1)
+    batch_size: AtLeastOne = setting(32)
+    optimizer: OptimizerName = setting("sgd")
+    lr: Positive = setting(0.05)
+    momentum: PartShare = setting(0.0)
     weight_decay: NotNegative = 0.0
     clip: Positive | None = None
     decay: Positive = 1.0
     decay_every: AtLeastOne = 1
     round_decay: Positive = 1.0
+    schedule: Literal["constant", "cosine"] = "constant"
+    milestones: tuple[AtLeastOne, ...] = ()
+    milestone_decay: Positive = 0.1
+    warm_up: Count = 0
+    augment: str | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, "training")
+        if self.augment is not None:
+            check_augmentation(self.augment)
 
 
 @dataclass(frozen=True)
@@ -83,9 +109,9 @@ class Participation:
         Who drops out: `random`, other clients each round; `weakest`, those with the smallest models, for good.
     """
 
-    share: SomeShare = 1.0
+    share: SomeShare = setting(1.0, short="participation")
     dropout: PartShare = 0.0
-    who: Literal["random", "weakest"] = "random"
+    who: Literal["random", "weakest"] = setting("random", short="drop", option=False)
 
     def __post_init__(self) -> None:
         check_fields(self, "participation")
@@ -120,11 +146,17 @@ class Evaluation:
         Before the end measure only so many clients, always the same.
     samples
         Before the end measure on so many test samples only, always the same.
+    metrics
+        What to measure beside the score of the task, by name: a,b,c (none given: the task's own).
+    patience
+        Stop after so many rounds without a better result on the clients' validation data (none: all rounds are run).
     """
 
-    every: Count = 1
-    clients: AtLeastOne | None = None
-    samples: AtLeastOne | None = None
+    every: Count = setting(1, short="evaluate")
+    clients: AtLeastOne | None = setting(None, short="evaluate_clients")
+    samples: AtLeastOne | None = setting(None, short="evaluate_samples")
+    metrics: tuple[str, ...] = setting(())
+    patience: AtLeastOne | None = setting(None)
 
     def __post_init__(self) -> None:
         every: Any = self.every
@@ -133,6 +165,9 @@ class Evaluation:
             if text != "end" and not text.isdigit():
                 raise InputError(f"evaluate is 'every=N' or 'end', not '{every}'.")
             object.__setattr__(self, "every", 0 if text == "end" else int(text))
+        metrics: Any = self.metrics
+        if isinstance(metrics, str):
+            object.__setattr__(self, "metrics", tuple(name.strip() for name in metrics.split(",") if name.strip()))
         check_fields(self, "evaluation")
 
 
@@ -143,8 +178,9 @@ class Execution:
     Attributes
     ----------
     engine
-        `sequential`; `threads`, whole clients on several threads; `batched`, clients of one architecture as one stack;
-        `auto`, whichever of the two is faster; `flower`, the apps of a real federation in Flower's simulation.
+        `threads`, whole clients on several threads; `auto`, perceptrons as stacks and all others on threads;
+        `sequential`; `batched`, clients of one architecture as one stack wherever possible; `flower`, the apps of a
+        real federation in Flower's simulation.
     workers
         Threads that train clients (by default as many as torch uses).
     device
@@ -153,9 +189,9 @@ class Execution:
         At least so long between two checkpoints; 0: one after every round.
     """
 
-    engine: Literal["auto", "sequential", "threads", "batched", "flower"] = "threads"
-    workers: AtLeastOne | None = None
-    device: str = "cpu"
+    engine: Literal["auto", "sequential", "threads", "batched", "flower"] = setting("threads")
+    workers: AtLeastOne | None = setting(None)
+    device: str = setting("cpu")
     checkpoint_seconds: NotNegative = 10.0
 
     def __post_init__(self) -> None:
@@ -172,6 +208,8 @@ class Settings:
     participation: Participation = field(default_factory=Participation)
     evaluation: Evaluation = field(default_factory=Evaluation)
     execution: Execution = field(default_factory=Execution)
+    trust: Trust = field(default_factory=Trust)
+    privacy: Privacy = field(default_factory=Privacy)
 
     def __post_init__(self) -> None:
         check_fields(self, "run")

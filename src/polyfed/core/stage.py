@@ -7,15 +7,18 @@ stages of many clients as one batched program, and get the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from polyfed.core.losses import Losses
 from polyfed.core.samples import Samples
 from polyfed.core.settings import Training
+from polyfed.core.task import CLASSIFICATION, Task
 
 Aux = Mapping[str, Any]
 Grads = dict[str, dict[str, Tensor]]  # model name -> parameter name -> gradient
@@ -24,11 +27,16 @@ Trainable = Mapping[str, tuple[str, ...] | None]  # model name -> prefixes of pa
 
 @dataclass
 class Batch:
-    """Some samples of a stage: inputs, labels, further columns and the random draws of this step."""
+    """Some samples of a stage: inputs, labels (or targets), further columns and the random draws of this step."""
 
     x: Tensor
     y: Tensor
     columns: dict[str, Tensor] = field(default_factory=dict)
+    task: Task = CLASSIFICATION
+
+    def loss(self, outputs: Tensor) -> Tensor:
+        """Return the task's loss of these outputs: cross-entropy where classes are learned."""
+        return self.task.loss(outputs, self.y)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.columns[name]
@@ -37,7 +45,8 @@ class Batch:
         return name in self.columns
 
 
-LossFunction = Callable[[Mapping[str, Any], Batch, Aux], Tensor]
+Sums = dict[str, Tensor]
+LossFunction = Callable[[Mapping[str, Any], Batch, Aux], Tensor | tuple[Tensor, Sums]]
 
 
 @dataclass(frozen=True)
@@ -60,7 +69,8 @@ class Update:
     Attributes
     ----------
     losses
-        Usually one. With several, each gradient is taken on its own and `gradients` combines them.
+        Usually one. With several, each gradient is taken on its own and `gradients` combines them. A loss may return a
+        pair: itself, and named tensors that are added up over the steps of the stage (`Trained.sums`).
     trainable
         Which parameters move; everything else is frozen.
     gradients
@@ -102,6 +112,15 @@ class Stage:
         Batch size, optimiser, learning rate; None takes the run's settings.
     shuffle
         New order each epoch (on by default).
+    sum_gradients
+        Add up the gradients of the first loss, as they are before `gradients`, clipping and the optimizer
+        (`Trained.gradients`).
+    key
+        Names a loss among all methods, with the values of the fields that it uses (`("l1", self.l1)`). In a comparison
+        stages with equal keys, starts, data and settings are trained once; the plain loss of the task needs no key.
+    until, rate_factor
+        At the server: called with the number of steps after each of them, True ends the stage; and what the learning
+        rate is multiplied by at step 0, 1, ...
     """
 
     loss: LossFunction | tuple[LossFunction, ...] | None = None
@@ -117,6 +136,10 @@ class Stage:
     steps: int | None = None
     training: Training | None = None
     shuffle: bool = True
+    sum_gradients: bool = False
+    key: Hashable | None = None
+    until: Callable[[int], bool] | None = None
+    rate_factor: Callable[[int], float] | None = None
 
     def all_updates(self) -> tuple[Update, ...]:
         """Return the updates of one batch, also for the one-loss form."""
@@ -126,6 +149,68 @@ class Stage:
         losses = self.loss if isinstance(self.loss, tuple) else (self.loss,)
         assert len(losses) == 1 or self.gradients is not None, "several losses need `gradients` to combine them"
         return (Update(losses, self.trainable, self.gradients, self.project),)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a finished stage tells: `trained = yield Stage(...)` at a client, `ctx.run(Stage(...), ...)` at the server.
+
+    Attributes
+    ----------
+    loss
+        The mean of all losses.
+    steps
+        Optimizer steps of the first update.
+    rates
+        The sum of their learning rates.
+    sums
+        What the losses gave beside themselves, added up over the steps.
+    gradients
+        The sum of the first loss's gradients, where the stage asked for it.
+    """
+
+    loss: float = 0.0
+    steps: int = 0
+    rates: float = 0.0
+    sums: Sums = field(default_factory=dict)
+    gradients: Grads = field(default_factory=dict)
+
+
+class Totals:
+    """Collects what `Trained` tells, step by step."""
+
+    def __init__(self) -> None:
+        self.losses = Losses()
+        self.steps = 0
+        self.rates = 0.0
+        self.sums: Sums = {}
+        self.gradients: Grads = {}
+
+    def step(self, rate: float) -> None:
+        """Count a step of the first update."""
+        self.steps += 1
+        self.rates += rate
+
+    def add(self, sums: Mapping[str, Tensor]) -> None:
+        """Add what a loss gave beside itself."""
+        for name, value in sums.items():
+            self.sums[name] = self.sums[name] + value.detach() if name in self.sums else value.detach().clone()
+
+    def add_gradients(self, grads: Grads) -> None:
+        """Add the gradients of one step."""
+        for model, group in grads.items():
+            mine = self.gradients.setdefault(model, {})
+            for name, grad in group.items():
+                mine[name] = mine[name].add_(grad) if name in mine else grad.detach().clone()
+
+    def trained(self) -> Trained:
+        """Return what was collected."""
+        return Trained(self.losses.mean(), self.steps, self.rates, self.sums, self.gradients)
+
+
+def split_loss(value: Tensor | tuple[Tensor, Sums]) -> tuple[Tensor, Sums]:
+    """Return what a loss function gave as the loss and its sums."""
+    return value if isinstance(value, tuple) else (value, {})
 
 
 def is_trainable(name: str, prefixes: tuple[str, ...] | None) -> bool:
@@ -157,21 +242,6 @@ def epoch_plan(
         epoch += 1
 
 
-def batch_plan(
-    samples: int,
-    batch_size: int,
-    epochs: int | None,
-    steps: int | None,
-    rng: torch.Generator,
-    shuffle: bool = True,
-    join_single: bool = False,
-) -> Iterator[tuple[int, Tensor]]:
-    """Yield `(epoch, positions)` for every batch of a stage, see `epoch_plan`."""
-    for epoch, order, sizes in epoch_plan(samples, batch_size, epochs, steps, rng, shuffle, join_single):
-        for positions in order.split(sizes):
-            yield epoch, positions
-
-
 def batch_sizes(samples: int, batch_size: int, join_single: bool) -> list[int]:
     """Return the sizes of one epoch's batches.
 
@@ -190,16 +260,26 @@ def split_batches(order: Tensor, batch_size: int, join_single: bool) -> list[Ten
     return list(order.split(batch_sizes(len(order), batch_size, join_single)))
 
 
-def learning_rate(training: Training, round: int, epoch: int) -> float:
-    """Return the learning rate of an epoch of a stage in a round."""
-    return training.lr * training.round_decay ** max(round - 1, 0) * training.decay ** (epoch // training.decay_every)
+def learning_rate(training: Training, round: int, epoch: int, rounds: int = 0) -> float:
+    """Return the learning rate of an epoch of a stage in a round (1, 2, ... of `rounds`)."""
+    done = max(round - 1, 0)  # rounds before this one
+    rate = training.lr * training.round_decay**done * training.decay ** (epoch // training.decay_every)
+    if training.schedule == "cosine" and rounds:
+        rate *= (1 + math.cos(math.pi * done / rounds)) / 2
+    for milestone in training.milestones:
+        rate *= training.milestone_decay if done >= milestone else 1.0
+    if training.warm_up:
+        rate *= min(1.0, (done + 1) / (training.warm_up + 1))
+    return rate
 
 
-def make_optimizer(parameters: list[Tensor], training: Training) -> torch.optim.Optimizer:
-    """Return a fresh optimiser; fused kernels take one pass over memory for each step."""
-    common: dict[str, Any] = {"lr": training.lr, "weight_decay": training.weight_decay, "fused": True}
-    if training.optimizer == "sgd":
-        return torch.optim.SGD(parameters, momentum=training.momentum, **common)
-    if training.optimizer == "adam":
-        return torch.optim.Adam(parameters, **common)
-    return torch.optim.AdamW(parameters, **common)
+def turns_by_epoch(stage: Stage, training: Training) -> Iterator[Stage]:
+    """Yield stages of one update and one epoch each, for updates that take turns every epoch instead of every batch.
+
+    Each has the learning rate that its epoch would have.
+    """
+    for epoch in range(training.epochs):
+        for update in stage.updates:
+            own = update.training or training
+            alone = replace(own, lr=own.lr * own.decay ** (epoch // own.decay_every), decay=1.0)
+            yield replace(stage, updates=(replace(update, training=alone),), epochs=1)

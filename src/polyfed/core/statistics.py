@@ -1,9 +1,13 @@
-"""BatchNorm statistics, collected again over some samples."""
+"""BatchNorm statistics: collected again over some samples, or compared with those of a batch."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from polyfed.core.samples import Samples
 from polyfed.core.stage import split_batches
@@ -32,3 +36,25 @@ def collect_statistics(model: nn.Module, data: Samples, batch_size: int) -> int:
         norm.momentum = value
     model.train()
     return len(batches)
+
+
+@contextmanager
+def distances_to_statistics(networks: Iterable[nn.Module]) -> Iterator[list[Tensor]]:
+    """Collect, at every pass in the block, how far inputs of BatchNorm layers are from the running statistics.
+
+    One number for each layer: the distance of the means, and that of the variances.
+    """
+    found: list[Tensor] = []
+
+    def look(norm: Any, inputs: tuple[Tensor, ...]) -> None:
+        x = inputs[0]
+        axes = [0, *range(2, x.dim())]  # all but the channels
+        found.append((x.mean(axes) - norm.running_mean).norm() + (x.var(axes, correction=0) - norm.running_var).norm())
+
+    norms = [m for net in networks for m in net.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    hooks = [norm.register_forward_pre_hook(look) for norm in norms]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()

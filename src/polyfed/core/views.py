@@ -15,6 +15,7 @@ import torch
 from polyfed.core.errors import InputError
 from polyfed.core.message import State
 from polyfed.core.party import Blueprint
+from polyfed.core.width import Channels, channel_index, mesh
 from polyfed.ops.aggregate import IndexMap, Slot
 
 Blueprints = Mapping[str, Blueprint]
@@ -40,6 +41,31 @@ def floating_names(blueprint: Blueprint, buffers: bool) -> list[str]:
 def largest_first(blueprints: Blueprints) -> list[Blueprint]:
     """Order architectures by size, then name: the largest one gives common layers their initial values."""
     return sorted(blueprints.values(), key=lambda b: (-b.parameters, b.name))
+
+
+def contains(large: Blueprint, small: Blueprint) -> bool:
+    """Tell whether every tensor of one architecture is a slice of the other's of that name."""
+    return all(name in large.shapes and _covers(large.shapes[name], shape) for name, shape in small.shapes.items())
+
+
+def linear_head(blueprint: Blueprint) -> IndexMap | None:
+    """Return the names of the last layer's weight and bias, under these keys; None where they are not to be found."""
+    shapes, classes = blueprint.shapes, blueprint.num_classes
+    for name in reversed(shapes):
+        module, _, kind = name.rpartition(".")
+        bias = f"{module}.bias".removeprefix(".")
+        if kind == "weight" and shapes[name] == (classes, blueprint.feature_dim) and shapes.get(bias) == (classes,):
+            return {name: Slot("weight"), bias: Slot("bias")}
+    return None
+
+
+def head_misfit(blueprints: Blueprints) -> str | None:
+    """Return what is missing where a head is to be trained or replaced by itself, in words; None if nothing is."""
+    for name, blueprint in blueprints.items():
+        head = linear_head(blueprint)
+        if head is None or head.keys() & blueprint.frozen:
+            return f"networks that end in a linear layer with a bias, free to be trained, but {name} does not"
+    return None
 
 
 @dataclass(frozen=True)
@@ -144,8 +170,37 @@ class Prefix:
 
 
 @dataclass(frozen=True)
+class Window:
+    """Width windows (FedRolex): a client holds some channels of every hidden layer, the same in all layers of a group.
+
+    `channels(group, full, count)` says which `count` of the `full` channels; the layout is that of `Prefix`.
+    """
+
+    channels: Channels
+    buffers: bool = True
+
+    def layout(self, blueprints: Blueprints) -> State:
+        """Return, for every name, the initial tensor of the architecture that is largest along every axis."""
+        return Prefix(self.buffers).layout(blueprints)
+
+    def slots(self, blueprint: Blueprint, blueprints: Blueprints) -> IndexMap:
+        """Return the map of one architecture."""
+        names = shared_names(blueprint, self.buffers)
+        widest = {name: max(b.shapes[name] for b in blueprints.values() if name in b.shapes) for name in names}
+        shapes = {name: blueprint.shapes[name] for name in names}
+        index = channel_index(blueprint.width_groups, widest, shapes, self.channels)
+        return {
+            name: Slot(name, None if all(axis is None for axis in index[name]) else mesh(index[name], widest[name]))
+            for name in names
+        }
+
+
+@dataclass(frozen=True)
 class Shared:
-    """Only the tensors whose names start with one of `names` are shared (LG-FedAvg: the top layers), frozen or not."""
+    """Only the tensors whose names start with one of `names` are shared (LG-FedAvg: the top layers), frozen or not.
+
+    Without names nothing is shared.
+    """
 
     names: tuple[str, ...] = ("head",)
     buffers: bool = True
@@ -155,7 +210,7 @@ class Shared:
         state: State = {}
         for blueprint in largest_first(blueprints):
             mine = self._mine(blueprint)
-            if not mine:
+            if self.names and not mine:
                 raise InputError(
                     f"View 'shared' finds no tensor of {blueprint.name} under {', '.join(self.names)}: "
                     f"its names start with {', '.join(sorted({n.split('.')[0] for n in blueprint.shapes}))}."
@@ -182,7 +237,7 @@ class Shared:
         ]
 
 
-View = Full | Owned | SameArch | Prefix | Shared
+View = Full | Owned | SameArch | Prefix | Window | Shared
 VIEWS = ("auto", "full", "owned", "same_arch", "prefix", "shared")
 
 

@@ -20,9 +20,11 @@ from torch import Tensor
 
 from polyfed.core.errors import InputError
 from polyfed.core.samples import Samples, Scaling
+from polyfed.core.task import describe, from_description
 from polyfed.data.dataset import Dataset, content_hash
+from polyfed.data.form import Form
 
-FORMAT = 2  # part of every key: a change of the layout or of what labels become makes old files unused
+FORMAT = 3  # part of every key: a change of the layout or of what labels become makes old files unused
 STALE = 3600.0  # seconds after which a temporary file must be of a writer that died
 
 
@@ -121,7 +123,9 @@ class Store:
             "words": words,
             "notes": dataset.notes,
             "features": dataset.features,
+            "form": dataset.form.dump(),
             "fingerprint": dataset.fingerprint,
+            "task": describe(dataset.task),
         }
         file = self.path(name, key)
         temporary = file.with_name(f"{file.name}.{uuid.uuid4().hex}.tmp")
@@ -171,15 +175,18 @@ class Store:
                 words = metadata["words"].get(column)
                 columns[column] = values if words is None else np.array(words)[values]
         names = tuple(metadata["class_names"])
+        form = Form.load(metadata["form"])
         return Dataset(
             name=metadata["name"],
             train=Samples(tensors["train.x"], tensors["train.y"], scaling=scaling),
             test=Samples(tensors["test.x"], tensors["test.y"], scaling=scaling),
             num_classes=len(names),
             class_names=names,
-            input_shape=tuple(tensors["train.x"].shape[1:]),
+            input_shape=form.shape(tensors["train.x"]),
             columns=columns,
             fingerprint=metadata["fingerprint"],
             notes=tuple(metadata["notes"]),
             features=tuple(metadata["features"]),
+            task=from_description(metadata.get("task", ["classification"])),
+            form=form,
         )

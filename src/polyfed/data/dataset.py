@@ -15,7 +15,11 @@ from torch import Tensor
 from polyfed.core.errors import InputError
 from polyfed.core.rng import numpy_generator
 from polyfed.core.samples import Samples, Scaling
-from polyfed.data.labels import label_array, number_classes
+from polyfed.core.shape import InputShape
+from polyfed.core.task import CLASSIFICATION, Task, describe
+from polyfed.data.form import Form, Raw
+from polyfed.data.labels import label_array
+from polyfed.data.targets import make_targets
 
 
 def build(
@@ -31,6 +35,8 @@ def build(
     normalize: bool = True,
     notes: Sequence[str] = (),
     features: Sequence[str] = (),
+    task: Task = CLASSIFICATION,
+    form: Form | None = None,
 ) -> Dataset:
     """Check inputs and labels and make a data set of them.
 
@@ -56,6 +62,10 @@ def build(
         What was done to the data that a reader should know.
     features
         Names of the features of a table.
+    task
+        What the labels mean.
+    form
+        What the inputs are, and how raw rows became them; None: to be seen from their shape.
 
     Raises
     ------
@@ -72,43 +82,68 @@ def build(
         )
     _check_units(name, train[0], test[0])
     given = {part: label_array(labels, part) for part, (_, labels) in parts.items()}
-    numbered = number_classes(given, class_names, num_classes)
+    numbered = make_targets(given, task, class_names, num_classes, normalize)
     (train_y, test_y), names = numbered.parts, numbered.names
     for column, values in (columns or {}).items():
         if len(values) != len(train_y):
             raise InputError(f"Column '{column}' of '{name}' has {len(values)} values for {len(train_y)} rows.")
+    form = form or form_of(train[0], test[0])
     if scaling is None:
-        scaling = measure(train[0], divisor) if normalize else Scaling(divisor=divisor or usual_divisor(train[0]))
+        plain = Scaling(divisor=divisor or usual_divisor(train[0]))
+        scaling = measure(train[0], divisor, form) if normalize else plain
     dataset = Dataset(
         name=name,
         train=Samples(train[0], train_y, scaling=scaling),
         test=Samples(test[0], test_y, scaling=scaling),
         num_classes=len(names),
         class_names=names,
-        input_shape=tuple(train[0].shape[1:]),
+        input_shape=form.shape(train[0]),
         columns=dict(columns or {}),
         fingerprint="",
         notes=(*notes, *numbered.notes),
         features=tuple(features),
+        task=numbered.task,
+        form=form,
     )
     return replace(dataset, fingerprint=content_hash(dataset))
 
 
-def check_part(what: str, x: Tensor, labels: Any) -> None:
+def plural(task: Task) -> str:
+    """Return what the outputs of a task are, in words."""
+    return "classes" if task == CLASSIFICATION else f"{task.noun}s"
+
+
+def form_of(x: Tensor, x_test: Tensor | None = None) -> Form:
+    """Say what inputs are that came as arrays, from their shape and type."""
+    if x.dtype == torch.int64:
+        parts = [part for part in (x, x_test) if part is not None]
+        return Form("tokens", length=x.shape[1], ids=max(int(part.max()) for part in parts if len(part)) + 1)
+    return Form({4: "image", 3: "signal"}.get(x.dim(), "features"))
+
+
+def check_part(what: str, x: Tensor | Raw, labels: Any) -> None:
     """Refuse a part that is empty, has not one label for each input, or inputs that are not finite."""
     if len(x) == 0:
         raise InputError(f"{_capital(what)} is empty: give at least one sample.")
     if len(x) != len(labels):
         raise InputError(f"{_capital(what)} has {len(x)} inputs but {len(labels)} labels: give one for each.")
-    _check_finite(x, what)
+    if isinstance(x, Tensor):
+        _check_finite(x, what)
 
 
-def measure(x: Tensor, divisor: float | None = None) -> Scaling:
+def measure(x: Tensor, divisor: float | None = None, form: Form | None = None) -> Scaling:
     """Return the scaling that gives each channel (or feature) mean 0 and standard deviation 1 over these rows.
 
-    Bytes are counted in a histogram, so that the result is exact and the same on every machine.
+    Bytes are counted in a histogram, so that the result is exact and the same on every machine. Token ids, and what is
+    0 or 1 in a table, stay as they are.
     """
     divisor = divisor or usual_divisor(x)
+    if x.dtype == torch.int64:
+        return Scaling()
+    if form is not None and form.columns and form.numbers < x.shape[1]:
+        rest = x.shape[1] - form.numbers
+        part = measure(x[:, : form.numbers], divisor) if form.numbers else Scaling((), (), divisor)
+        return Scaling((*part.mean, *[0.0] * rest), (*part.std, *[1.0] * rest), divisor)
     channels = x.shape[1]
     if x.dtype == torch.uint8 and channels <= 4:
         values = np.arange(256, dtype=np.float64) / divisor
@@ -163,6 +198,10 @@ def only_classes(dataset: Dataset, first: int, last: int) -> Dataset:
     InputError
         If there are no such classes.
     """
+    if dataset.task != CLASSIFICATION:
+        raise InputError(
+            f"'{dataset.name}' with task='{dataset.task.name}' has no classes to choose {first}-{last} from."
+        )
     if not 0 <= first <= last < dataset.num_classes:
         raise InputError(
             f"'{dataset.name}' has the classes 0 to {dataset.num_classes - 1}, so {first}-{last} is not possible."
@@ -187,12 +226,42 @@ def only_classes(dataset: Dataset, first: int, last: int) -> Dataset:
     return replace(smaller, fingerprint=content_hash(smaller))
 
 
+def set_aside(dataset: Dataset, column: str) -> Dataset:
+    """Return the data set with a feature as a further column instead: what groups the rows is nothing to learn from."""
+    if column in dataset.columns or column not in dataset.features:
+        return dataset
+    if len(dataset.features) == 1:
+        raise InputError(f"'{column}' is the only feature of '{dataset.name}': nothing is left to learn from.")
+    form, values, _, kept = dataset.form.without(column, dataset.train.x, dataset.test.x)
+    old = dataset.train.scaling
+    scaling = old
+    if len(old.mean) == dataset.train.x.shape[1]:
+        places = kept.tolist()
+        scaling = replace(old, mean=tuple(old.mean[p] for p in places), std=tuple(old.std[p] for p in places))
+    train = replace(dataset.train, x=dataset.train.x[:, kept].contiguous(), scaling=scaling)
+    smaller = replace(
+        dataset,
+        train=train,
+        test=replace(dataset.test, x=dataset.test.x[:, kept].contiguous(), scaling=scaling),
+        columns={**dataset.columns, column: values},
+        features=tuple(name for name in dataset.features if name != column),
+        form=form,
+        input_shape=form.shape(train.x),
+        notes=(*dataset.notes, f"column '{column}' divides the rows and is no feature"),
+    )
+    return replace(smaller, fingerprint=content_hash(smaller))
+
+
 def content_hash(dataset: Dataset) -> str:
     """Return a hash over everything that training can see: inputs, labels, class names, scaling and columns."""
     digest = hashlib.sha256()
     for samples in (dataset.train, dataset.test):
         _feed(digest, samples)
     digest.update(repr((dataset.class_names, dataset.train.scaling, sorted(dataset.columns))).encode())
+    if dataset.task != CLASSIFICATION:
+        digest.update(repr(describe(dataset.task)).encode())
+    if dataset.input_shape.words or dataset.input_shape.groups:
+        digest.update(repr(dataset.input_shape.dump()).encode())
     for key in sorted(dataset.columns):
         digest.update("\0".join(map(str, dataset.columns[key].tolist())).encode())
     return digest.hexdigest()
@@ -278,7 +347,7 @@ class Dataset:
     `columns` holds further values per training row (hospital, writer), `fingerprint` is a hash of the content
     that a resumed run compares, and `recipe` says how `load` was called (`source` is None when the data came
     as objects and cannot be loaded again by name). `notes` says what was done to labels and columns,
-    `features` which columns of a table the inputs are.
+    `features` which columns of a table the inputs are, and `form` how raw rows become inputs.
     """
 
     name: str
@@ -286,15 +355,18 @@ class Dataset:
     test: Samples
     num_classes: int
     class_names: tuple[str, ...]
-    input_shape: tuple[int, ...]
+    input_shape: InputShape
     columns: dict[str, np.ndarray]
     fingerprint: str
     recipe: dict[str, Any] = field(default_factory=lambda: {"source": None})
     notes: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
+    task: Task = CLASSIFICATION
+    form: Form = field(default_factory=Form, repr=False)
 
     def __repr__(self) -> str:
         return (
             f"Dataset({self.name}: {len(self.train)} training and {len(self.test)} test samples, "
-            f"{self.num_classes} classes, shape {self.input_shape}{''.join(f'; {note}' for note in self.notes)})"
+            f"{self.num_classes} {plural(self.task)}, shape {self.input_shape}"
+            f"{''.join(f'; {note}' for note in self.notes)})"
         )

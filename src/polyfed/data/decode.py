@@ -74,12 +74,13 @@ def image_to_array(image: Any, resize: tuple[int, int] | None = None) -> np.ndar
     return np.asarray(image)
 
 
-def as_inputs(x: Any, what: str) -> Tensor:
+def as_inputs(x: Any, what: str, kind: str | None = None) -> Tensor:
     """Turn an array or tensor of samples into the form that is stored.
 
     Images NHWC, NCHW or NHW become NCHW: channels are last where the last dimension is 1 or 3 and the second is
     not, or where square images have 4 of them; otherwise they are first. uint8 stays uint8, and so do integer
-    images within 0..255; the rest is float32.
+    images within 0..255; the rest is float32. Three dimensions are grey images where they are bytes or square, else
+    signals (samples, channels, time), unless `kind` says which. With `kind="tokens"` whole numbers stay what they are.
     """
     try:
         array = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
@@ -89,6 +90,10 @@ def as_inputs(x: Any, what: str) -> Tensor:
         raise InputError(f"{what} must be numbers, not {array.dtype}: convert the inputs to a numeric array first.")
     if array.ndim < 2:
         raise InputError(f"{what} has shape {array.shape}: give one row per sample, [samples, features] or images.")
+    if kind == "tokens":
+        return _ids(array, what)
+    if (array.ndim == 3 and kind == "signal") or (array.ndim == 3 and kind is None and not _looks_like_images(array)):
+        return torch.from_numpy(np.require(array.astype(np.float32), requirements=["C", "W"]))
     if array.ndim == 3:
         array = array[:, None]
     elif array.ndim == 4 and _channels_last(array.shape):
@@ -100,6 +105,21 @@ def as_inputs(x: Any, what: str) -> Tensor:
         with np.errstate(over="ignore"):  # becomes infinite, which the check for finite inputs names with its row
             array = array.astype(np.float32)
     return torch.from_numpy(np.require(array, requirements=["C", "W"]))
+
+
+def _ids(array: np.ndarray, what: str) -> Tensor:
+    """Return token ids as 64-bit integers, [samples, length]."""
+    if array.ndim != 2 or array.dtype.kind not in "iu" or (array.size and array.min() < 0):
+        raise InputError(
+            f"{what} is not an array of token ids ({array.dtype}, shape {array.shape}): give whole numbers from 0 on, "
+            "[samples, length]."
+        )
+    return torch.from_numpy(np.require(array.astype(np.int64), requirements=["C", "W"]))
+
+
+def _looks_like_images(array: np.ndarray) -> bool:
+    whole = array.dtype.kind in "iub" and (array.size == 0 or (array.min() >= 0 and array.max() <= 255))
+    return whole or array.shape[1] == array.shape[2]
 
 
 def fit_images(x: Tensor, shape: tuple[int, ...], what: str) -> Tensor:
@@ -157,7 +177,7 @@ def _decode_chunk(
         try:
             with Image.open(blob if isinstance(blob, Path) else io.BytesIO(blob)) as image:
                 images.append(image_to_array(image, resize))
-        except (OSError, ValueError, SyntaxError, TypeError) as error:  # PIL reports damage with all of these
+        except Exception as error:  # PIL reports damage with many kinds of them, and a bomb with one of its own
             where = blob if isinstance(blob, Path) else f"row {start + offset} of {what}"
             raise InputError(f"{where} is not a readable image ({error}): remove or replace it.") from error
     return images

@@ -17,7 +17,7 @@ FEW = 8  # so many labels are listed in a note; more are counted
 
 
 def label_array(labels: Any, what: str) -> np.ndarray:
-    """Return labels as one row of numbers or strings.
+    """Return labels as one row of numbers or strings, or as rows of numbers where there are several for a sample.
 
     Raises
     ------
@@ -32,10 +32,8 @@ def label_array(labels: Any, what: str) -> np.ndarray:
         raise InputError(f"The labels of {what} are uneven rows: give one class number per row.") from error
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
-    if array.ndim != 1:
-        raise InputError(
-            f"The labels of {what} have shape {array.shape}: give one class number per row (argmax of one-hot rows)."
-        )
+    if array.ndim not in (1, 2) or (array.ndim == 2 and array.dtype.kind not in "buif"):
+        raise InputError(f"The labels of {what} have shape {array.shape}: give one class number per row.")
     if array.dtype.kind == "O":
         values = array.tolist()
         for row, value in enumerate(values):
@@ -68,6 +66,8 @@ def number_classes(
         If a label is outside the declared classes, never occurs in training, is negative or not a whole number.
     """
     _check_declared(class_names, num_classes)
+    for what, labels in parts.items():
+        check_single(labels, what)
     if any(labels.dtype.kind == "U" for labels in parts.values()):
         given = {what: labels.astype(str) for what, labels in parts.items()}
         known = np.array(class_names if class_names else np.unique(next(iter(given.values()))))
@@ -93,6 +93,15 @@ def number_classes(
                 "number the classes from 0 or pass num_classes."
             )
     return _made(list(whole.values()), tuple(class_names or ()), classes)
+
+
+def check_single(labels: np.ndarray, what: str) -> None:
+    """Refuse several labels for a sample, which only other tasks have."""
+    if labels.ndim != 1:
+        raise InputError(
+            f"The labels of {what} have shape {labels.shape}: give one class number per row (argmax of one-hot rows), "
+            "or say what they are: task='multilabel' for zeros and ones, task='regression' for values."
+        )
 
 
 def with_names(labels: np.ndarray, class_names: Sequence[str], what: str) -> np.ndarray:
@@ -140,7 +149,10 @@ def _whole_numbers(what: str, labels: np.ndarray) -> np.ndarray:
         wrong = ~np.isfinite(labels) | (labels != np.floor(labels))
         if wrong.any():
             row = int(wrong.argmax())
-            raise InputError(f"Label {labels[row]} in row {row} of {what} is not a class number: give whole numbers.")
+            raise InputError(
+                f"Label {labels[row]} in row {row} of {what} is not a class number: give whole numbers, or "
+                "say task='regression' if values are to be predicted."
+            )
     labels = labels.astype(np.int64)
     if (labels < 0).any():
         row = int((labels < 0).argmax())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,11 @@ from polyfed.core.errors import InputError
 from polyfed.core.samples import Samples
 from polyfed.data.dataset import Dataset
 from polyfed.data.decode import as_inputs, image_to_array
+from polyfed.data.form import Raw
 from polyfed.data.labels import label_array
-from polyfed.data.tables import Part, convert, table_of
+from polyfed.data.tables import IMAGES, LABELS, TEXTS, TOKENS, Part, convert, table_of, table_of_frame
+
+TABLE_OPTIONS = ("inputs", "label", "columns", "drop", "resize", "kind")
 
 
 def part_of(source: Any, options: Mapping[str, Any] | None = None, what: str = "the data set") -> Part:
@@ -23,10 +27,10 @@ def part_of(source: Any, options: Mapping[str, Any] | None = None, what: str = "
     Parameters
     ----------
     source
-        A pair of arrays or tensors, a map-style torch Dataset with items (input, label), a Hugging Face Dataset,
-        `Samples`, or a `Dataset` of ours (its training part).
+        A pair of arrays or tensors, a data frame, a map-style torch Dataset with items (input, label) or dictionaries,
+        a Hugging Face Dataset, `Samples`, or a `Dataset` of ours (its training part).
     options
-        `inputs`, `label`, `columns` and `resize`, as `load` takes them.
+        `inputs`, `label`, `columns`, `drop`, `kind` and `resize`, as `load` takes them.
     what
         What messages call it.
 
@@ -38,24 +42,26 @@ def part_of(source: Any, options: Mapping[str, Any] | None = None, what: str = "
     options = options or {}
     if isinstance(source, Dataset):
         part = part_of(source.train)
-        return replace(part, class_names=source.class_names, columns=source.columns, features=source.features)
+        named = {"class_names": source.class_names, "columns": source.columns, "features": source.features}
+        return replace(part, form=source.form, **named)  # type: ignore[arg-type]
     if isinstance(source, Samples):
         divisor = source.scaling.divisor
         known = divisor if divisor != 1.0 else None  # 1 is what samples have when nobody said anything
         return Part(source.x[source.rows()], source.labels().numpy(), None, {}, known)
     if _is_pair(source):
-        return Part(as_inputs(source[0], f"The input array of {what}"), label_array(source[1], what), None, {})
+        if _are_texts(source[0]):
+            texts = np.array([str(text or "") for text in source[0]], dtype=object)
+            return Part(Raw({"text": texts}, "text"), label_array(source[1], what), None, {})
+        x, notes = _inputs(source[0], f"The input array of {what}", options.get("kind"))
+        return Part(x, label_array(source[1], what), None, {}, notes=notes)
+    picks = {key: options[key] for key in TABLE_OPTIONS if options.get(key)}
     if hasattr(source, "features") and hasattr(source, "with_format"):
-        picks = {key: options[key] for key in ("inputs", "label", "columns", "resize") if key in options}
         return convert(table_of(source, what), **picks)
-    items = hasattr(source, "__getitem__") and hasattr(source, "__len__") and not hasattr(source, "to_parquet")
+    if hasattr(source, "to_parquet") or hasattr(source, "write_parquet") or hasattr(source, "column_names"):
+        return convert(table_of_frame(source, what), **picks)
+    items = hasattr(source, "__getitem__") and hasattr(source, "__len__")
     if items and not isinstance(source, dict | str | bytes | np.ndarray | Tensor):
-        return _from_items(source, options.get("resize"), what)
-    if hasattr(source, "to_parquet"):
-        raise InputError(
-            f"Data of type {type(source).__name__} cannot be loaded as {what}: write it to a file with to_parquet and "
-            "give its path, or give its columns as a pair of arrays (inputs, labels)."
-        )
+        return _from_items(source, options, what)
     raise InputError(
         f"Data of type {type(source).__name__} cannot be loaded as {what}: give a name, a path, a pair of arrays "
         "(inputs, labels), or a map-style torch Dataset with items (input, label)."
@@ -69,11 +75,35 @@ def _is_pair(source: Any) -> bool:
     return isinstance(source, tuple) or all(hasattr(item, "__len__") for item in source)
 
 
-def _from_items(source: Any, resize: tuple[int, int] | None, what: str) -> Part:
+def _are_texts(values: Any) -> bool:
+    if isinstance(values, np.ndarray):
+        return values.dtype.kind == "U" or (values.dtype.kind == "O" and any(isinstance(v, str) for v in values.flat))
+    return isinstance(values, list | tuple) and any(isinstance(value, str) for value in values)
+
+
+def _inputs(values: Any, what: str, kind: str | None) -> tuple[Tensor | Raw, tuple[str, ...]]:
+    """Return inputs, and what they were taken for where an array of three dimensions does not say it."""
+    if kind == "tokens" and not isinstance(values, np.ndarray | Tensor):  # lists of ids may have different lengths
+        ids = np.empty(len(values), dtype=object)
+        ids[:] = [_plain(row).tolist() for row in values]
+        return Raw({"ids": ids}, "tokens"), ()
+    x = as_inputs(values, what, kind)
+    if x.dim() == 3 and kind is None and x.is_floating_point():
+        return x, (f"inputs are signals of {x.shape[1]} channels and {x.shape[2]} steps (kind='image' for images)",)
+    return x, ()
+
+
+def _from_items(source: Any, options: Mapping[str, Any], what: str) -> Part:
     """Read a map-style torch Dataset item by item, once."""
+    resize = options.get("resize")
     inputs, labels, pictures = [], [], False
+    kept: dict[str, list[Any]] = {}
     for row in range(len(source)):
         item = source[row]
+        if isinstance(item, Mapping):
+            if row == 0 and all(_is_value(value) for value in item.values()):
+                return _from_rows(source, options, what)
+            item = _pair_of(item, options, row, what, kept)
         if not isinstance(item, tuple | list) or len(item) < 2:
             raise InputError(
                 f"Item {row} of {what} is not a pair (input, label): give such items, or a "
@@ -83,19 +113,68 @@ def _from_items(source: Any, resize: tuple[int, int] | None, what: str) -> Part:
         inputs.append(image_to_array(item[0], resize) if pictures else _plain(item[0]))
         labels.append(_plain(item[1]).tolist())
         old, new = inputs[0].shape, inputs[-1].shape
-        if (old[:2] != new[:2]) if pictures else (old != new):
+        ragged = options.get("kind") == "tokens" or inputs[0].dtype.kind in "iu"
+        if (old[:2] != new[:2]) if pictures else (old != new and not (ragged and len(old) == len(new) == 1)):
             raise InputError(
                 f"Item {row} of {what} has shape {new}, but item 0 has {old}: "
                 "bring all items to one shape (for PIL images: resize=(height, width))."
             )
     if not inputs:
         raise InputError(f"There are no items in {what}: give at least one sample.")
+    columns = {key: np.array(values) for key, values in kept.items() if len(values) == len(labels)}
+    if inputs[0].dtype.kind == "U":
+        return Part(
+            Raw({"text": np.array([str(i) for i in inputs], dtype=object)}, "text"),
+            label_array(labels, what),
+            None,
+            columns,
+        )
+    if not pictures and (len({i.shape for i in inputs}) > 1 or options.get("kind") == "tokens"):
+        ids = np.empty(len(inputs), dtype=object)
+        ids[:] = [i.tolist() for i in inputs]
+        return Part(Raw({"ids": ids}, "tokens"), label_array(labels, what), None, columns)
     if pictures and len({image.ndim for image in inputs}) > 1:
         inputs = [np.repeat(image[:, :, None], 3, axis=2) if image.ndim == 2 else image for image in inputs]
     stacked = np.stack(inputs)
     if pictures and stacked.ndim == 4:
         stacked = stacked.transpose(0, 3, 1, 2)
-    return Part(as_inputs(stacked, f"The input array of {what}"), label_array(labels, what), None, {})
+    x, notes = _inputs(stacked, f"The input array of {what}", options.get("kind"))
+    return Part(x, label_array(labels, what), None, columns, notes=notes)
+
+
+def _is_value(value: Any) -> bool:
+    return value is None or isinstance(value, str | bool | Real) or (hasattr(value, "ndim") and value.ndim == 0)
+
+
+def _from_rows(source: Any, options: Mapping[str, Any], what: str) -> Part:
+    """Read items that are rows of a table: dictionaries of numbers and words."""
+    import pandas  # type: ignore[import-untyped]
+
+    rows = [
+        {key: v.item() if hasattr(v, "item") else v for key, v in source[row].items()} for row in range(len(source))
+    ]
+    picks = {key: options[key] for key in TABLE_OPTIONS if options.get(key)}
+    return convert(table_of_frame(pandas.DataFrame(rows), what), **picks)
+
+
+def _pair_of(
+    item: Mapping[str, Any], options: Mapping[str, Any], row: int, what: str, kept: dict[str, list[Any]]
+) -> tuple[Any, Any]:
+    """Return input and label of an item that is a dictionary; its other single values are columns."""
+    label = options.get("label") or next((name for name in LABELS if name in item), None)
+    named = options.get("inputs")
+    known = (*IMAGES, *TOKENS, *TEXTS)
+    source = (named if isinstance(named, str) else None) or next((name for name in known if name in item), None)
+    for part, name in (("label", label), ("inputs", source)):
+        if name is None or name not in item:
+            raise InputError(
+                f"Item {row} of {what} is a dictionary with {', '.join(map(str, item))}, and it is not plain which is "
+                f"the {'label' if part == 'label' else 'input'}: pass {part}='...'."
+            )
+    for name, value in item.items():
+        if name not in (label, source) and _is_value(value):
+            kept.setdefault(name, []).append(value)
+    return item[source], item[label]  # type: ignore[index]
 
 
 def _plain(values: Any) -> np.ndarray:

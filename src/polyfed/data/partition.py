@@ -42,6 +42,11 @@ def _positive(what: str, value: float | None) -> None:
 class Partitioner(ABC):
     """Deals rows to clients."""
 
+    @property
+    def column(self) -> str | None:
+        """The column that divides the rows, which is then no feature and names the clients; None: there is none."""
+        return None
+
     @abstractmethod
     def assign(
         self, labels: np.ndarray, clients: int, rng: np.random.Generator, columns: Columns | None = None
@@ -272,6 +277,10 @@ class ByColumn(Partitioner):
     def __str__(self) -> str:
         return f"column:{self.name}"
 
+    @property
+    def column(self) -> str | None:  # noqa: D102
+        return self.name
+
     def natural_clients(self, labels: np.ndarray, columns: Columns) -> int:  # noqa: D102
         return len(np.unique(self._values(columns)))
 
@@ -294,10 +303,7 @@ class ByColumn(Partitioner):
     def _values(self, columns: Columns) -> np.ndarray:
         if self.name not in columns:
             there = f"it has {', '.join(sorted(columns))}" if columns else "it has no columns besides the label"
-            raise InputError(
-                f"The data has no column '{self.name}' to group by: {there}. If it is a feature of a table, keep it "
-                f"for grouping with load(..., columns=['{self.name}'])."
-            )
+            raise InputError(f"The data has no column '{self.name}' to group by: {there}.")
         values = np.asarray(columns[self.name])
         missing = np.isnan(values) if values.dtype.kind == "f" else values == ""
         if np.any(missing):

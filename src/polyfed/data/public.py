@@ -13,12 +13,14 @@ import torch
 from polyfed.core.errors import InputError
 from polyfed.core.rng import numpy_generator
 from polyfed.core.samples import Samples, Scaling
+from polyfed.core.task import CLASSIFICATION
 from polyfed.data.dataset import Dataset, check_part, samples_hash, usual_divisor
 from polyfed.data.decode import fit_images
-from polyfed.data.labels import number_classes
+from polyfed.data.form import Raw
 from polyfed.data.objects import part_of
 from polyfed.data.sources import load
 from polyfed.data.tables import same_features
+from polyfed.data.targets import make_targets, unlabeled
 
 
 @dataclass(frozen=True)
@@ -70,15 +72,19 @@ def make_public(data: Dataset, public: Any, seed: int) -> Public:
             )
         recipe = name if number is None else f"{name}:{number}"
         size = data.input_shape[1:] if len(data.input_shape) == 3 else None
-        source = load(name, resize=size, inputs=data.features or None)
+        source = load(name, resize=size, inputs=data.features or None, form=data.form if _is_raw(data) else None)
     if isinstance(source, np.ndarray | torch.Tensor):  # inputs alone: nothing is known of their classes
         source = (source, np.full(source.shape[:1], -1))
     classes: int | None
     if isinstance(source, Dataset):
         samples, classes, fingerprint = source.train, source.num_classes, source.fingerprint
+        if source.task.name != data.task.name or (data.task != CLASSIFICATION and classes != data.num_classes):
+            # What they are labeled with is not what the clients learn: only the inputs count.
+            y, classes = unlabeled(len(samples), data.task, data.num_classes), None
+            samples = replace(samples, x=samples.x[samples.rows()], y=y, index=None)
         same_features(source.features, data.features, "the public set")
     else:
-        samples, classes = _from_object(source, data.features)
+        samples, classes = _from_object(source, data)
         fingerprint = samples_hash(samples)
     if number is not None and number > len(samples):
         raise InputError(f"The public set '{recipe}' has only {len(samples)} rows: ask for at most that many.")
@@ -89,17 +95,26 @@ def make_public(data: Dataset, public: Any, seed: int) -> Public:
     return Public(_like(data, samples), classes, empty, recipe, f"{fingerprint}:{number}:{seed}")
 
 
-def _from_object(source: Any, features: tuple[str, ...]) -> tuple[Samples, int | None]:
+def _is_raw(data: Dataset) -> bool:
+    return data.form.kind in ("table", "text", "tokens")
+
+
+def _from_object(source: Any, data: Dataset) -> tuple[Samples, int | None]:
     """Return samples and their number of classes; labels that are all -1 say that there are none to be learned."""
     what = "the public set"
-    part = part_of(source, {"inputs": features} if features else None, what)
+    kind = "tokens" if data.form.kind == "tokens" else None
+    part = part_of(source, {"inputs": data.features, "kind": kind}, what)
     check_part(what, part.inputs, part.labels)
-    labels = part.labels
-    scaling = Scaling(divisor=part.divisor or usual_divisor(part.inputs))
+    labels, x = part.labels, part.inputs
+    x = data.form.encode(x, what)[0] if isinstance(x, Raw) else x
+    if x.dtype != data.train.x.dtype and torch.int64 in (x.dtype, data.train.x.dtype):
+        raise InputError("The public set and the clients' data are not both token ids: give one kind of inputs.")
+    scaling = Scaling(divisor=part.divisor or usual_divisor(x))
     if labels.dtype.kind in "if" and (labels == -1).all():
-        return Samples(part.inputs, torch.from_numpy(labels.astype(np.int64)), scaling=scaling), None
-    numbered = number_classes({what: labels}, part.class_names)
-    return Samples(part.inputs, numbered.parts[0], scaling=scaling), len(numbered.names)
+        return Samples(x, unlabeled(len(labels), data.task, data.num_classes), scaling=scaling), None
+    expected = None if data.task == CLASSIFICATION else data.num_classes
+    numbered = make_targets({what: labels}, data.task, part.class_names, expected)
+    return Samples(x, numbered.parts[0], scaling=scaling), len(numbered.names)
 
 
 def _read(text: str) -> Any:

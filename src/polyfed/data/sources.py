@@ -14,21 +14,36 @@ import numpy as np
 import torch
 
 from polyfed.core.errors import InputError, unknown
+from polyfed.core.plugins import plugins
 from polyfed.core.rng import numpy_generator
 from polyfed.core.samples import Scaling
+from polyfed.core.task import CLASSIFICATION, Task, as_task
 from polyfed.data import hub
 from polyfed.data.cache import Store, files_key, name_key
-from polyfed.data.catalog import KNOWN, TEST_NAMES, TRAIN_NAMES, Known, folder_name, in_data_root, split_files
-from polyfed.data.dataset import Dataset, build, check_part, only_classes, stratified_holdout, subset
+from polyfed.data.catalog import (
+    DOMAINS,
+    EMBEDDED,
+    KNOWN,
+    TEST_NAMES,
+    TRAIN_NAMES,
+    Known,
+    folder_name,
+    in_data_root,
+    split_files,
+)
+from polyfed.data.dataset import Dataset, build, check_part, form_of, only_classes, stratified_holdout, subset
 from polyfed.data.decode import decode_images, fit_images, resize_images
+from polyfed.data.form import Form, Raw, learn_form
 from polyfed.data.labels import number_classes, with_names
 from polyfed.data.objects import part_of
-from polyfed.data.tables import Part, Table, convert, read_parquet, same_features
+from polyfed.data.tables import Part, Table, convert, read_table, same_features
+from polyfed.data.texts import Words
 
 HOLDOUT = 0.2  # share of a set without a test part that becomes its test part
 FILES = (".parquet", ".csv", ".tsv", ".json", ".jsonl", ".npy", ".npz", ".txt", ".zip")  # what a Hub id never ends with
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 SOME_CLASSES = re.compile(r"(\w+(?::\w+)?)/(\d+)-(\d+)")  # fashion_mnist/5-9: the classes 5 to 9, numbered from 0
+KINDS = ("image", "signal", "table", "text", "tokens")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 PathLike = str | os.PathLike[str]
@@ -46,10 +61,16 @@ def load(
     inputs: str | Sequence[str] | None = None,
     label: str | None = None,
     columns: str | Sequence[str] = (),
+    drop: str | Sequence[str] = (),
+    kind: str | None = None,
+    tokenizer: Any = None,
+    length: int | None = None,
+    form: Form | None = None,
     num_classes: int | None = None,
     class_names: Sequence[str] | None = None,
     normalize: bool = True,
     cache: PathLike | bool | None = None,
+    task: Task | str | None = None,
 ) -> Dataset:
     """Load a data set.
 
@@ -60,8 +81,9 @@ def load(
     ----------
     source
         A known name (see `describe_sources`), some classes of one (`fashion_mnist/5-9`), a Hub id `owner/name`,
-        a parquet file, a folder of `<split>.parquet` files or of images in class folders, a pair of arrays
-        `(inputs, labels)`, a torch or Hugging Face `Dataset`.
+        a parquet or CSV file, a folder of `<split>.parquet` or `<split>.csv` files or of images in class folders, a
+        data frame, a pair of arrays `(inputs, labels)`, a torch `Dataset` (with items `(input, label)` or
+        dictionaries) or a Hugging Face `Dataset`.
     test
         The test part, of the same kind as `source`. Without one, and where the source has none,
         a fifth of the rows is held out, by class and `seed`.
@@ -73,15 +95,26 @@ def load(
         At most so many training and test rows, drawn by `seed`; a pair `(train, test)` sets them apart.
     resize
         Height and width (or one number for both) that images are brought to.
-    inputs, label, columns
-        Names of the input column (or of all features), the label column, and of number columns that are not features
-        (tables only). A column named like an identifier, with another number in every row, is not a feature unless
-        it is named (`Dataset.notes` says so).
+    inputs, label, columns, drop
+        Names of the input column (or of all features), the label column, of columns that are kept beside the features
+        (to group by), and of columns that are left out (tables only). Columns are numbers, yes and no, or words; a
+        column named like an identifier is not a feature unless it is named (`Dataset.notes` says so).
+    kind
+        What the inputs are, where it is not plain: `image`, `signal` (samples, channels, time), `tokens` (whole numbers
+        that stay what they are), `text`, `table`.
+    tokenizer, length
+        Of texts: a function from text to ids or a Hugging Face tokenizer (None: the words of the training texts, by
+        frequency), and how many ids a text has at most.
+    form
+        How another data set makes numbers of its rows (`Dataset.form`), for data that is to fit it.
     num_classes, class_names
         The classes, where they are not just the labels that occur in training. Labels that do not count from 0 are
         numbered from 0, with what they were as names (`Dataset.notes` says so).
     normalize
         False: inputs are only divided (bytes by 255), without mean and standard deviation.
+    task
+        What is to be learned: `classification` (as by default), `multilabel` (rows of zeros and ones), `regression`
+        (one or several values a row).
     cache
         Folder of decoded sets (default `POLYFED_CACHE` or `~/.cache/polyfed`); False keeps nothing.
 
@@ -96,12 +129,19 @@ def load(
         "inputs": inputs if inputs is None or isinstance(inputs, str) else list(inputs),
         "label": label,
         "columns": [columns] if isinstance(columns, str) else list(columns or ()) or None,
+        "drop": [drop] if isinstance(drop, str) else list(drop or ()) or None,
+        "kind": _kind(kind),
+        "length": length,
         "num_classes": num_classes,
         "class_names": class_names if class_names is None or isinstance(class_names, str) else list(class_names),
         "normalize": None if normalize else False,
+        "task": None if as_task(task) == CLASSIFICATION else task,
     }
     options = {key: value for key, value in options.items() if value is not None}
-    store = Store.at(cache)
+    given = {"tokenizer": tokenizer, "form": form}
+    objects = {key: value for key, value in given.items() if value is not None}  # no recipe and no cache holds them
+    store = Store.at(False if objects else cache)
+    options |= objects
     if isinstance(source, Dataset):
         return source if limit is None else replace(subset(source, limit, seed), recipe={"source": None})
     if isinstance(source, str) and test is not None and not Path(source).expanduser().exists():
@@ -112,6 +152,8 @@ def load(
         dataset = only_classes(whole, int(some[2]), int(some[3]))
     elif isinstance(source, str) and source in KNOWN:
         dataset = _known(source, path, options, seed, store)
+    elif isinstance(source, str) and source in plugins("data"):
+        dataset = _from_package(source)
     elif isinstance(source, str | os.PathLike) and Path(source).expanduser().exists():
         dataset = _from_path(Path(source).expanduser(), test, options, seed, store)
     elif isinstance(source, str):
@@ -122,11 +164,22 @@ def load(
         dataset = _from_objects(source, test, options, seed)
     dataset = subset(dataset, limit, seed)
     recipe: dict[str, Any] = {"source": None}
-    if isinstance(source, str | os.PathLike) and (test is None or isinstance(test, str | os.PathLike)):
+    named = isinstance(source, str | os.PathLike) and (test is None or isinstance(test, str | os.PathLike))
+    if named and not objects and not isinstance(task, Task):
         given = {"test": test, "path": path, "name": name, "limit": limit, "seed": seed or None, **options}
         recipe = {"source": source, **{key: value for key, value in given.items() if value is not None}}
         recipe = json.loads(json.dumps(recipe, default=os.fspath))
     return replace(dataset, name=name or dataset.name, recipe=recipe)
+
+
+def _from_package(name: str) -> Dataset:
+    """Load a data set that another package offers: a function without arguments."""
+    dataset = plugins("data")[name]()
+    if not isinstance(dataset, Dataset):
+        raise InputError(
+            f"The data set '{name}' of another package is a {type(dataset).__name__}, not a polyfed.Dataset."
+        )
+    return replace(dataset, name=dataset.name or name)
 
 
 def _from_objects(source: Any, test: Any, options: dict[str, Any], seed: int) -> Dataset:
@@ -140,6 +193,14 @@ def _known(name: str, path: PathLike | None, options: dict[str, Any], seed: int,
     known = KNOWN[name]
     if name == "digits":
         return _cached(store, name, name_key(name, options), lambda: _digits(options, seed))
+    if name == "digit_domains":
+        return domains(DOMAINS, options, seed, store)
+    if known.files:
+        tables = [[EMBEDDED / f"{file}.parquet"] for file in known.files]
+        key = files_key([file for part in tables for file in part], {"name": name, "seed": seed, **_plain(options)})
+        return _cached(
+            store, name, key, lambda: _from_tables(name, [read_table(part) for part in tables], options, seed, known)
+        )
     folder = Path(path).expanduser() if path is not None else in_data_root(name)
     if folder is None:
         key = name_key(name, options)
@@ -150,7 +211,7 @@ def _known(name: str, path: PathLike | None, options: dict[str, Any], seed: int,
             raise InputError(f"{folder} has no {part}.parquet, which the data set '{name}' needs: add it there.")
     key = files_key([*train, *test], {"name": name, **options})
     return _cached(
-        store, name, key, lambda: _from_tables(name, [read_parquet(train), read_parquet(test)], options, seed, known)
+        store, name, key, lambda: _from_tables(name, [read_table(train), read_table(test)], options, seed, known)
     )
 
 
@@ -172,7 +233,7 @@ def _from_hub(source: str, path: PathLike | None, options: dict[str, Any], seed:
     if source.endswith(FILES) or source.startswith((".", "/", "~")) or "\\" in source:
         raise InputError(f"There is no file or folder {source}: check the path.")
     if not HUB_ID.fullmatch(source):
-        raise unknown("data set", source, KNOWN)
+        raise unknown("data set", source, [*KNOWN, *plugins("data")])
     folder = Path(path).expanduser() if path is not None else in_data_root(source)
     if folder is not None:
         return replace(_from_path(folder, None, options, seed, store), name=source)
@@ -228,7 +289,7 @@ def _from_files(
 ) -> Dataset:
     key = files_key([*train, *test], {"train": len(train), "seed": seed, **options})
     files = [train, test] if test else [train]
-    return _cached(store, name, key, lambda: _from_tables(name, [read_parquet(part) for part in files], options, seed))
+    return _cached(store, name, key, lambda: _from_tables(name, [read_table(part) for part in files], options, seed))
 
 
 def _cached(store: Store, name: str, key: str, make: Callable[[], Dataset]) -> Dataset:
@@ -250,22 +311,56 @@ def _digits(options: dict[str, Any], seed: int) -> Dataset:
     return _assemble("digits", parts[0], parts[1], options, seed, Scaling(divisor=16.0))
 
 
+def _plain(options: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what no key can hold."""
+    return {key: value for key, value in options.items() if key not in ("tokenizer", "form")}
+
+
+def domains(names: Sequence[str], options: dict[str, Any], seed: int, store: Store) -> Dataset:
+    """Put sets of the same classes together, as many samples of each, as grey images of 16x16 pixels.
+
+    The column `domain` says where a training row comes from: the labels mean the same, the images look different.
+    """
+    sets = [_known(name, None, {}, seed, store) for name in names]
+    numbers = [min(len(part) for part in parts) for parts in zip(*((s.train, s.test) for s in sets), strict=True)]
+    sets = [subset(whole, (numbers[0], numbers[1]), seed) for whole in sets]
+    parts = []
+    for part in ("train", "test"):
+        images, labels = [], []
+        for whole in sets:
+            samples = getattr(whole, part)
+            x = samples.x[samples.rows()].float() * (255 / samples.scaling.divisor)
+            images.append(fit_images(x, (1, 16, 16), whole.name).round().clamp(0, 255).to(torch.uint8))
+            labels.append(samples.labels().numpy())
+        parts.append(Part(torch.cat(images), np.concatenate(labels), None, {}))
+    parts[0] = replace(parts[0], columns={"domain": np.repeat(list(names), numbers[0])})
+    return _assemble("digit_domains", parts[0], parts[1], {"num_classes": 10, **options}, seed)
+
+
 def _from_tables(
     name: str, tables: list[Table], options: dict[str, Any], seed: int, known: Known | None = None
 ) -> Dataset:
-    picks = {key: options.get(key) for key in ("inputs", "label", "resize")}
+    picks: dict[str, Any] = {key: options.get(key) for key in ("inputs", "label", "resize", "kind")}
     for key in ("inputs", "label"):
         if known is not None and picks[key] is None and getattr(known, key) in tables[0].rows.column_names:
             picks[key] = getattr(known, key)
-    parts = [convert(tables[0], columns=options.get("columns", ()), **picks)]
+    if known is not None and known.group is not None:
+        options = {**options, "columns": [*options.get("columns", ()), known.group]}
+        picks["kind"] = picks["kind"] or known.kind
+    parts = [convert(tables[0], columns=options.get("columns", ()), drop=options.get("drop", ()), **picks)]
     picks["inputs"] = parts[0].features or picks["inputs"]  # the same features in the same order
-    parts += [convert(table, columns=options.get("columns", ()), **picks) for table in tables[1:]]
+    for table in tables[1:]:
+        present = set(table.rows.column_names)
+        beside: dict[str, Any] = {
+            key: [name for name in options.get(key, ()) if name in present] for key in ("columns", "drop")
+        }
+        parts.append(convert(table, **beside, **picks))
     scaling = None
     if known is not None:
         options = {"num_classes": known.classes, **options} if picks["label"] == known.label else options
-        channels = parts[0].inputs.shape[1]
-        if known.mean and known.std and options.get("normalize", True) and len(known.mean) == channels:
-            scaling = Scaling(known.mean, known.std, 255.0)
+        x = parts[0].inputs
+        if known.mean and known.std and options.get("normalize", True) and isinstance(x, torch.Tensor):
+            scaling = Scaling(known.mean, known.std, 255.0) if len(known.mean) == x.shape[1] else None
     return _assemble(name, parts[0], parts[1] if len(parts) > 1 else None, options, seed, scaling)
 
 
@@ -296,8 +391,10 @@ def _assemble(
 ) -> Dataset:
     """Put the parts together: hold out a test part if there is none, one number of channels, one size."""
     class_names, num_classes = options.get("class_names") or train.class_names, options.get("num_classes")
-    notes = train.notes
-    if test is None:
+    notes, task = train.notes, as_task(options.get("task"))
+    if test is None and task != CLASSIFICATION:
+        train, test = _hold_out(name, train, seed, classes=False)
+    elif test is None:
         whole = f"the training set of '{name}'"
         check_part(whole, train.inputs, train.labels)
         numbered = number_classes({whole: train.labels}, class_names, num_classes)  # before a class may lose its rows
@@ -307,7 +404,8 @@ def _assemble(
     elif train.class_names and test.class_names and train.class_names != test.class_names:  # numbers mean other classes
         train, test = _by_name(train, f"the training set of '{name}'"), _by_name(test, f"the test set of '{name}'")
     same_features(test.features, train.features, f"the test set of '{name}'")
-    x, x_test = train.inputs, test.inputs
+    x, x_test, form, more = encoded(train, test, options, name)
+    notes += more
     if x.dim() == x_test.dim() == 4 and {x.shape[1], x_test.shape[1]} == {1, 3}:
         x, x_test = (fit_images(part, (3, *part.shape[2:]), name) for part in (x, x_test))
     if "resize" in options:
@@ -326,7 +424,30 @@ def _assemble(
         normalize=options.get("normalize", True),
         notes=notes,
         features=train.features,
+        task=task,
+        form=form,
     )
+
+
+def encoded(
+    train: Part, test: Part, options: dict[str, Any], name: str
+) -> tuple[torch.Tensor, torch.Tensor, Form, tuple[str, ...]]:
+    """Return the stored inputs of both parts, the form that training gives them, and what it does."""
+    x, x_test = train.inputs, test.inputs
+    if isinstance(x, Raw) != isinstance(x_test, Raw) or (isinstance(x, Raw) and x.kind != x_test.kind):  # type: ignore[union-attr]
+        raise InputError(f"The test set of '{name}' holds another kind of inputs than its training set.")
+    if not isinstance(x, Raw):
+        assert not isinstance(x_test, Raw)
+        return x, x_test, form_of(x, x_test), ()
+    assert isinstance(x_test, Raw)
+    whole, held = f"the training set of '{name}'", f"the test set of '{name}'"
+    form: Form | None = options.get("form")
+    notes: tuple[str, ...] = ()
+    if form is None:
+        words = Words.given(options["tokenizer"]) if "tokenizer" in options else None
+        form, notes = learn_form(x, whole, words, options.get("length"))
+    (made, first), (made_test, second) = form.encode(x, whole), form.encode(x_test, held)
+    return made, made_test, form, (*notes, *first, *second)
 
 
 def _by_name(part: Part, what: str) -> Part:
@@ -334,20 +455,27 @@ def _by_name(part: Part, what: str) -> Part:
     return replace(part, labels=with_names(part.labels, part.class_names, what))
 
 
-def _hold_out(name: str, part: Part, seed: int) -> tuple[Part, Part]:
+def _hold_out(name: str, part: Part, seed: int, classes: bool = True) -> tuple[Part, Part]:
     if len(part.labels) < 2:
         raise InputError(f"'{name}' has {len(part.labels)} samples and no test part: give test=... or more samples.")
-    held = stratified_holdout(part.labels, HOLDOUT, numpy_generator(seed, "test"))
+    labels = part.labels if classes else np.zeros(len(part.labels))
+    held = stratified_holdout(labels, HOLDOUT, numpy_generator(seed, "test"))
     kept = np.setdiff1d(np.arange(len(part.labels)), held)
     return tuple(  # type: ignore[return-value]
         replace(
             part,
-            inputs=part.inputs[torch.from_numpy(rows)],
+            inputs=part.inputs.take(rows) if isinstance(part.inputs, Raw) else part.inputs[torch.from_numpy(rows)],
             labels=part.labels[rows],
             columns={key: values[rows] for key, values in part.columns.items()},
         )
         for rows in (kept, held)
     )
+
+
+def _kind(kind: str | None) -> str | None:
+    if kind is not None and kind not in KINDS:
+        raise unknown("kind of inputs", kind, KINDS)
+    return kind
 
 
 def _size(resize: int | tuple[int, int] | None) -> tuple[int, int] | None:

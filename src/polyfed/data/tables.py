@@ -1,11 +1,12 @@
-"""Arrow tables (parquet files, Hub data sets) become inputs, labels and further columns."""
+"""Arrow tables (parquet and CSV files, data frames, Hub data sets) become inputs, labels and further columns."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +15,18 @@ from torch import Tensor
 
 from polyfed.core.errors import InputError
 from polyfed.data.decode import as_inputs, decode_images
+from polyfed.data.form import Form, Raw
 from polyfed.data.labels import label_array
 
 if TYPE_CHECKING:
     import pyarrow  # type: ignore[import-untyped]
 
 LABELS = ("label", "labels", "fine_label", "target", "class", "y")
-IMAGES = ("image", "img", "x", "pixels", "features")
+IMAGES = ("image", "img", "x", "pixels", "features", "signal")
+TEXTS = ("text", "sentence", "content", "body", "message", "review")
+TOKENS = ("input_ids", "token_ids", "tokens", "ids")
+TABLES = (".csv", ".tsv")
+NOTHING = ["", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?"]  # how a CSV file says that there is no value
 # Names that only an identifier has; and names that one often has, where no two rows have the same value.
 WHO = "patient|subject|person|case|record|sample|row|visit|user|customer"
 IDENTIFIER = re.compile(
@@ -43,26 +49,34 @@ class Table:
 class Part:
     """What one split gives: inputs, labels (numbers or strings), class names if known, further columns.
 
-    `divisor` is known where the inputs were scaled before (digits go from 0 to 16), `features` are the names of the
-    columns of a feature table, and `notes` say what was left out.
+    Columns of a table, texts and token ids are `Raw` until it is known which rows are for training. `divisor` is known
+    where the inputs were scaled before (digits go from 0 to 16), `features` are the names of the columns of a feature
+    table, and `notes` say what was left out.
     """
 
-    inputs: Tensor
+    inputs: Tensor | Raw
     labels: np.ndarray
     class_names: tuple[str, ...] | None
     columns: dict[str, np.ndarray]
     divisor: float | None = None
     features: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    form: Form | None = None  # of inputs that were made numbers before
+
+    @property
+    def tensor(self) -> Tensor:
+        """The inputs, which are numbers already."""
+        assert isinstance(self.inputs, Tensor)
+        return self.inputs
 
 
-def read_parquet(files: Sequence[Path]) -> Table:
-    """Read one split from its parquet files.
+def read_table(files: Sequence[Path]) -> Table:
+    """Read one split from its parquet or CSV files.
 
     Raises
     ------
     InputError
-        If a file is missing, truncated or not parquet; the file is named.
+        If a file is missing, truncated or not of its kind; the file is named.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
@@ -70,13 +84,18 @@ def read_parquet(files: Sequence[Path]) -> Table:
     pieces = []
     for file in files:
         try:
+            if file.suffix.lower() in TABLES:
+                pieces.append(_read_csv(file))
+                continue
             pieces.append(pq.read_table(file, partitioning=None))
         except (OSError, pa.ArrowException) as error:
+            reason = str(error).splitlines()[0].rstrip(".")
+            if file.suffix.lower() in TABLES:
+                raise InputError(f"{file} cannot be read as a CSV file ({reason}): correct that row.") from error
             if file.suffix != ".parquet":
                 raise InputError(
-                    f"{file} is not a parquet file: convert it (for instance with pandas: read_csv, to_parquet)."
+                    f"{file} is neither a parquet nor a CSV file: convert it (for instance with pandas)."
                 ) from error
-            reason = str(error).splitlines()[0].rstrip(".")
             raise InputError(
                 f"{file} cannot be read as a parquet file ({reason}): it may be truncated; copy or download it again."
             ) from error
@@ -85,6 +104,51 @@ def read_parquet(files: Sequence[Path]) -> Table:
     except pa.ArrowException as error:
         raise InputError(f"{files[0]} and the other pieces of its split have different columns.") from error
     return Table(rows, _names_from_metadata(pieces[0].schema.metadata), str(files[0]))
+
+
+def _read_csv(file: Path) -> pyarrow.Table:
+    """Read a CSV file; its first line, the names, tells whether commas, semicolons or tabs part the columns."""
+    import pyarrow.csv as csv  # type: ignore[import-untyped]
+
+    with open(file, "rb") as content:
+        header = content.readline()
+    if not header.strip():
+        raise InputError(f"{file} is empty: a CSV file begins with a line of column names.")
+    mark = max((b",", b";", b"\t"), key=header.count).decode()
+    return csv.read_csv(
+        file,
+        parse_options=csv.ParseOptions(delimiter=mark, newlines_in_values=True),
+        convert_options=csv.ConvertOptions(strings_can_be_null=True, null_values=NOTHING),
+    )
+
+
+def table_of_frame(frame: Any, what: str) -> Table:
+    """Take the rows of a data frame (pandas, polars) or an Arrow table.
+
+    Raises
+    ------
+    InputError
+        If a column mixes kinds.
+    """
+    import pyarrow as pa
+
+    if isinstance(frame, pa.Table):
+        return Table(frame, {}, what)
+    if hasattr(frame, "to_arrow"):
+        return Table(frame.to_arrow(), {}, what)
+    frame = frame.rename(columns=str)
+    pieces = {}
+    for name in frame.columns:
+        if not frame.columns.is_unique:
+            raise InputError(f"The column names of {what} are not all different: rename them.")
+        try:
+            pieces[name] = pa.array(frame[name], from_pandas=True)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise InputError(
+                f"Column '{name}' of {what} mixes kinds of values (numbers and words): give one kind, or leave it out "
+                f"(drop=['{name}'])."
+            ) from error
+    return Table(pa.table(pieces), {}, what)
 
 
 def table_of(dataset: Any, what: str) -> Table:
@@ -103,35 +167,41 @@ def convert(
     inputs: str | Sequence[str] | None = None,
     label: str | None = None,
     columns: Sequence[str] = (),
+    drop: Sequence[str] = (),
     resize: tuple[int, int] | None = None,
+    kind: str | None = None,
 ) -> Part:
     """Find the input and label columns of a table and turn them into arrays.
 
-    Without an image or list column, all number columns but the label, `columns` and identifiers are the features. An
-    identifier has a name like one and another whole number in every row; named in `inputs` it is a feature, too.
+    An image or list column is the input; then a column of texts, where it is named like one or is all there is.
+    Otherwise every column but the label, `columns`, `drop` and identifiers is a feature: numbers, yes and no, or words.
+    An identifier has a name like one and another value in every row; named in `inputs` it is a feature, too.
 
     Raises
     ------
     InputError
         If a column is missing (with the columns there are), empty, or of a type that cannot be used.
     """
-    present = table.rows.column_names
     named = [inputs] if isinstance(inputs, str) else list(inputs or ())
-    for name in (*named, label, *columns):
-        if name is not None and name not in present:
-            raise InputError(f"{table.what} has no column '{name}': its columns are {', '.join(present)}.")
+    for name in (*named, label, *columns, *drop):
+        if name is not None and name not in table.rows.column_names:
+            raise InputError(
+                f"{table.what} has no column '{name}': its columns are {', '.join(table.rows.column_names)}."
+            )
+    both = [name for name in drop if name in (*named, label, *columns)]
+    if both:
+        raise InputError(f"Column '{both[0]}' is both used and dropped: leave it out of drop.")
+    table = replace(table, rows=table.rows.drop_columns(list(drop))) if drop else table
+    present = table.rows.column_names
     label = label or _find_label(table)
-    x_columns, left_out = (named, []) if named else _find_inputs(table, label, columns)
-    x = _features(table, x_columns, resize)
+    x_columns, left_out = (named, []) if named else _find_inputs(table, label, columns, kind)
+    x, whole = _features(table, x_columns, resize, kind)
     labels = _labels(table, label)
     others = {
         name: _scalars(table, name)
         for name in present
         if name != label and name not in x_columns and (name in columns or _is_scalar(table.rows.schema.field(name)))
     }
-    whole = _is_encoded(table.rows.schema.field(x_columns[0]).type) or _is_list(
-        table.rows.schema.field(x_columns[0]).type
-    )
     return Part(
         x,
         labels,
@@ -142,6 +212,27 @@ def convert(
             f"column '{name}' is an identifier, not a feature (inputs=[...] would keep it)" for name in left_out
         ),
     )
+
+
+def read_columns(source: Any, names: Sequence[str], what: str) -> dict[str, np.ndarray]:
+    """Return columns of a table in any form: a file, a data frame, columns by name or rows as dictionaries.
+
+    Raises
+    ------
+    InputError
+        If one is missing.
+    """
+    import pandas  # type: ignore[import-untyped]
+
+    if isinstance(source, str | os.PathLike):
+        table = read_table([Path(source)])
+    else:
+        plain = isinstance(source, Mapping | list | tuple)
+        table = table_of_frame(pandas.DataFrame(source) if plain else source, what)
+    missing = [name for name in names if name not in table.rows.column_names]
+    if missing:
+        raise InputError(f"{what[0].upper()}{what[1:]} has no column '{missing[0]}', which the network needs.")
+    return {name: _feature(table, name) for name in names}
 
 
 def same_features(features: Sequence[str], first: Sequence[str], what: str) -> None:
@@ -185,60 +276,113 @@ def _find_label(table: Table) -> str:
     )
 
 
-def _find_inputs(table: Table, label: str, columns: Sequence[str]) -> tuple[list[str], list[str]]:
+def _find_inputs(table: Table, label: str, columns: Sequence[str], kind: str | None) -> tuple[list[str], list[str]]:
     """Return the input columns, and identifiers that were left out."""
-    import pyarrow.types as types  # type: ignore[import-untyped]
-
     fields = [field for field in table.rows.schema if field.name != label and field.name not in columns]
     whole = [field.name for field in fields if _is_encoded(field.type) or _is_list(field.type)]
     if whole:
-        preferred = [name for name in IMAGES if name in whole]
+        preferred = [name for name in (*IMAGES, *TOKENS) if name in whole]
         if len(whole) > 1 and not preferred:
             raise InputError(f"{table.what} has several input columns ({', '.join(whole)}): pass inputs='...' for one.")
         return [(preferred or whole)[0]], []
-    numbers = [
-        field.name
-        for field in fields
-        if (types.is_integer(field.type) or types.is_floating(field.type)) and field.name not in table.class_names
-    ]
-    left_out = [name for name in numbers if _is_identifier(table, name)]
-    numbers = [name for name in numbers if name not in left_out]
-    if not numbers:
+    texts = [field.name for field in fields if _is_words(field.type)]
+    left_out = [field.name for field in fields if _is_identifier(table, field.name)]
+    usable = [field.name for field in fields if field.name not in left_out]
+    named = [name for name in TEXTS if name in texts]
+    if kind == "text" or named or (len(usable) == 1 and usable[0] in texts):
+        found = named or [name for name in usable if name in texts]
+        if len(found) != 1:
+            raise InputError(
+                f"{table.what} has {len(found)} columns of texts: name the one that counts (inputs='...')."
+            )
+        return found, []
+    if not usable:
         raise InputError(
-            f"{table.what} has no image or number columns besides '{label}'; its columns are "
+            f"{table.what} has no image or feature columns besides '{label}'; its columns are "
             f"{', '.join(table.rows.column_names)}: pass inputs='...'."
         )
-    return numbers, left_out
+    return usable, left_out
 
 
 def _is_identifier(table: Table, name: str) -> bool:
+    import pyarrow.types as types  # type: ignore[import-untyped]
+
+    kind = table.rows.schema.field(name).type
+    if not (types.is_integer(kind) or _is_words(kind)) or name in table.class_names:
+        return False
+    different = len(table.rows[name].unique()) == table.rows.num_rows
+    if IDENTIFIER.fullmatch(name):  # a patient may have several rows
+        return bool(types.is_integer(kind)) or 2 * len(table.rows[name].unique()) > table.rows.num_rows
+    return bool(KEY.fullmatch(name)) and different
+
+
+def _features(
+    table: Table, names: list[str], resize: tuple[int, int] | None, kind: str | None
+) -> tuple[Tensor | Raw, bool]:
+    """Return the inputs, and whether they are one column: images, lists, texts or tokens."""
+    if len(names) == 1:
+        name, arrow = names[0], table.rows.schema.field(names[0]).type
+        if _is_encoded(arrow):
+            return decode_images(_blobs(table, name), table.what, resize), True
+        if _is_list(arrow):
+            return _lists(table, name, kind), True
+        if _is_words(arrow) and (kind == "text" or name in TEXTS or (kind is None and _reads_like_text(table, name))):
+            texts = np.array(["" if text is None else text for text in table.rows[name].to_pylist()], dtype=object)
+            return Raw({name: texts}, "text"), True
+    if kind in ("text", "tokens", "image", "signal"):
+        raise InputError(f"{table.what} has {len(names)} columns of features, which are no {kind}: pass inputs='...'.")
+    return Raw({name: _feature(table, name) for name in names}), False
+
+
+def _reads_like_text(table: Table, name: str) -> bool:
+    """Tell whether the words of the only input column are texts: more than one word, or another in most rows."""
+    texts = [text for text in table.rows[name].to_pylist() if text]
+    return 2 * len(set(texts)) > len(texts) or sum(" " in text for text in texts) * 2 > len(texts)
+
+
+def _lists(table: Table, name: str, kind: str | None) -> Tensor | Raw:
+    rows = table.rows[name].to_pylist()
+    what = f"Column '{name}' of {table.what}"
+    flat = all(isinstance(value, int) for row in rows[:100] for value in (row or ()))
+    if kind == "tokens" or (kind is None and flat and (name in TOKENS or len({len(row or ()) for row in rows}) > 1)):
+        ids = np.empty(len(rows), dtype=object)
+        ids[:] = [list(row or ()) for row in rows]
+        return Raw({name: ids}, "tokens")
+    try:
+        return as_inputs(np.array(rows), what, kind)
+    except ValueError as error:
+        raise InputError(f"{what} has rows of different lengths.") from error
+
+
+def _feature(table: Table, name: str) -> np.ndarray:
+    """Return a column of a table as numbers (NaN where there is none), yes and no, or words (None where there is none).
+
+    Raises
+    ------
+    InputError
+        For a column of dates, or of something else that is not a feature.
+    """
     import pyarrow.types as types
 
-    if not types.is_integer(table.rows.schema.field(name).type):
-        return False
-    if IDENTIFIER.fullmatch(name):  # a patient may have several rows
-        return True
-    return bool(KEY.fullmatch(name)) and len(table.rows[name].unique()) == table.rows.num_rows
-
-
-def _features(table: Table, names: list[str], resize: tuple[int, int] | None) -> Tensor:
-    field = table.rows.schema.field(names[0])
-    if len(names) == 1 and _is_encoded(field.type):
-        return decode_images(_blobs(table, names[0]), table.what, resize)
-    if len(names) == 1 and _is_list(field.type):
-        try:
-            return as_inputs(np.array(table.rows[names[0]].to_pylist()), f"Column '{names[0]}' of {table.what}")
-        except ValueError as error:
-            raise InputError(f"Column '{names[0]}' of {table.what} has rows of different lengths.") from error
-    scalars = {name: _scalars(table, name) for name in names}
-    for name, values in scalars.items():
-        missing = np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), dtype=bool)
-        if missing.any():
-            raise InputError(
-                f"Column '{name}' of {table.what} has no number in {int(missing.sum())} rows, the first is row "
-                f"{int(missing.argmax())}: fill them in, remove the rows, or leave the column out (columns=['{name}'])."
-            )
-    return as_inputs(np.stack(list(scalars.values()), axis=1), table.what)
+    column = table.rows[name]
+    kind = column.type
+    if types.is_temporal(kind):
+        raise InputError(
+            f"Column '{name}' of {table.what} holds dates or times, which are not features as they are: leave it out "
+            f"(drop=['{name}']), or make a number of it (days since the first one, the month)."
+        )
+    if types.is_boolean(kind) and not column.null_count:
+        return np.array(column.to_numpy())
+    if name not in table.class_names and (
+        types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_null(kind)
+    ):
+        return np.array(column.cast("float64", safe=False).to_numpy(), dtype=np.float64)
+    if types.is_boolean(kind) or _is_words(kind) or name in table.class_names:
+        words = _scalars(table, name).tolist() if name in table.class_names else column.to_pylist()
+        return np.array([None if word is None or word == "" else str(word) for word in words], dtype=object)
+    raise InputError(
+        f"Column '{name}' of {table.what} is of type {kind}, which is no feature: leave it out (drop=['{name}'])."
+    )
 
 
 def _blobs(table: Table, name: str) -> list[bytes | Path]:
@@ -296,6 +440,14 @@ def _is_list(kind: Any) -> bool:
 
     kind = getattr(kind, "storage_type", kind)  # Array2D and its like are lists underneath
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _is_words(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    if types.is_dictionary(kind):
+        return _is_words(kind.value_type)
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
 def _is_scalar(field: Any) -> bool:

@@ -16,20 +16,23 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
+from polyfed.core.errors import TrainingError
 from polyfed.core.message import Message
 from polyfed.core.method import Replies, Step
 from polyfed.core.nets import norms_of
 from polyfed.core.party import Blueprint, Context, Party
 from polyfed.core.runner import check_finite, run_stage
-from polyfed.core.stage import Stage
+from polyfed.core.stage import Stage, Trained
 from polyfed.core.threads import one_thread
 from polyfed.engines.dense import suits
-from polyfed.engines.stack import Member, Program, Tensors
+from polyfed.engines.stack import Program, Tensors
+from polyfed.engines.stackdata import Member
 from polyfed.engines.threads import Threads
 from polyfed.engines.work import receive
 
 if TYPE_CHECKING:
-    from polyfed.engines.inprocess import ActiveClient, InProcess
+    from polyfed.engines.clients import ActiveClient
+    from polyfed.engines.inprocess import InProcess
 
 log = logging.getLogger("polyfed.engine")
 
@@ -49,12 +52,17 @@ class Job:
     stage: Stage | None = None
     number: int = 0  # of the stage
     reply: Message = field(default_factory=Message)
-    loss: float = 0.0
+    trained: Trained = field(default_factory=Trained)
     seconds: float = 0.0
+    error: TrainingError | None = None  # its training broke down: it goes no further
 
     def name(self, step: Step) -> str:
         """Return the name of the stage in the tree of seeds."""
         return f"{step.name}/{self.number}"
+
+    def break_off(self, error: TrainingError) -> None:
+        """Leave this client out; the others of its stack go on."""
+        self.error, self.stage = error, None
 
 
 class Batched:
@@ -66,17 +74,14 @@ class Batched:
         self.refused: dict[Any, str] = {}  # kind of stage -> why it cannot be stacked
         self.between: dict[str, float] = {}  # step -> seconds that a client spent outside its stages, last time
 
-    def exchange(self, home: InProcess, step: Step, messages: Mapping[int, Message], ctx: Context) -> Replies:
+    def exchange(self, backend: InProcess, step: Step, messages: Mapping[int, Message], ctx: Context) -> Replies:
         """Let clients that cannot gain from stacks work whole, the others from stage to stage."""
-        plans = {client: home.blueprints[home.infos[client].architecture] for client in messages}
-        whole = {client: m for client, m in messages.items() if self.works_whole(step, plans[client])}
+        plans = {client: backend.blueprints[backend.infos[client].architecture] for client in messages}
+        whole = {client: m for client, m in messages.items() if ctx.privacy.on or self.works_whole(step, plans[client])}
         rest = {c: m for c, m in messages.items() if c not in whole}
-        replies = self.by_stages(home, step, rest, ctx) if rest else Replies()
+        replies = self.by_stages(backend, step, rest, ctx) if rest else Replies()
         if whole:
-            others = self.threads.exchange(home, step, whole, ctx)
-            replies.messages.update(others.messages)
-            replies.losses.update(others.losses)
-            replies.seconds.update(others.seconds)
+            replies.add(self.threads.exchange(backend, step, whole, ctx))
         return replies
 
     def works_whole(self, step: Step, blueprint: Blueprint) -> bool:
@@ -86,16 +91,16 @@ class Batched:
             log.info("Clients of %s run one by one: their network draws random numbers by itself.", blueprint.name)
         return blueprint.random
 
-    def by_stages(self, home: InProcess, step: Step, messages: Mapping[int, Message], ctx: Context) -> Replies:
+    def by_stages(self, backend: InProcess, step: Step, messages: Mapping[int, Message], ctx: Context) -> Replies:
         """Let all clients work from stage to stage and collect their replies."""
-        workers = home.pool.workers
+        workers = backend.pool.workers
         jobs = [Job(client, place % workers) for place, client in enumerate(sorted(messages))]
         shares = [share for share in (jobs[worker::workers] for worker in range(workers)) if share]
 
         def resume(_: int, share: list[Job]) -> None:
             for job in share:
                 start = time.perf_counter()
-                advance(home, job, step, messages[job.client], ctx)
+                advance(backend, job, step, messages[job.client], ctx)
                 job.seconds += time.perf_counter() - start
 
         waiting = jobs
@@ -107,25 +112,30 @@ class Batched:
                     for share in shares:
                         resume(0, share)
             else:
-                home.pool.run(resume, shares)
+                backend.pool.run(resume, shares)
             spent += sum(job.seconds for job in jobs) - before
             waiting = [job for job in jobs if job.stage is not None]
             if waiting:
-                self.run_stages(home, step, waiting, ctx)
+                self.run_stages(backend, step, waiting, ctx)
             shares = [[job for job in share if job.stage is not None] for share in shares]
             shares = [share for share in shares if share]
         self.between[step.name] = spent / max(1, len(jobs))
+        for job in jobs:
+            if job.error is not None:
+                assert job.party is not None
+                backend.store.close(job.party, ctx)
+                backend.store.start_over(job.client, ctx)
         return collected(jobs)
 
-    def run_stages(self, home: InProcess, step: Step, jobs: Sequence[Job], ctx: Context) -> None:
+    def run_stages(self, backend: InProcess, step: Step, jobs: Sequence[Job], ctx: Context) -> None:
         """Run the pending stage of every job, stacked where possible."""
         groups: dict[Any, list[Job]] = {}
         for job in jobs:
             groups.setdefault(kind_of(job, ctx), []).append(job)
         pieces: list[tuple[list[Job], bool]] = []
         for kind, group in groups.items():
-            if self.stackable(home, kind, group, step, ctx):
-                pieces.extend((piece, True) for piece in divided(group, home.pool.workers))
+            if self.stackable(backend, kind, group, step, ctx):
+                pieces.extend((piece, True) for piece in divided(group, backend.pool.workers))
             else:
                 pieces.extend(([job], False) for job in group)
 
@@ -133,55 +143,64 @@ class Batched:
             members, stacked = piece
             start = time.perf_counter()
             if stacked:
-                run_stack(home, members, step, ctx, worker)
+                run_stack(backend, members, step, ctx, worker)
             else:
-                run_alone(home, members[0], step, ctx, worker)
+                run_alone(backend, members[0], step, ctx, worker)
             for job in members:
                 job.seconds += (time.perf_counter() - start) / len(members)
 
-        home.pool.run(work, pieces, lambda piece: sum(home.expected_work(step, job.client) for job in piece[0]))
+        backend.pool.run(work, pieces, lambda piece: sum(backend.expected_work(step, job.client) for job in piece[0]))
 
-    def stackable(self, home: InProcess, kind: Any, group: list[Job], step: Step, ctx: Context) -> bool:
+    def stackable(self, backend: InProcess, kind: Any, group: list[Job], step: Step, ctx: Context) -> bool:
         """Tell whether a group can be stacked; a trial of one step on copies shows it, once for each kind of stage."""
-        if len(group) < 2:
-            return False
+        return len(group) > 1 and self.possible(backend, kind, group, step, ctx)
+
+    def possible(self, backend: InProcess, kind: Any, group: list[Job], step: Step, ctx: Context) -> bool:
+        """Tell whether stages of a kind can be stacked at all."""
         key = kind[:2]
         if key not in self.refused:
             with one_thread():
-                self.refused[key] = obstacle(home, group, step, ctx)
+                self.refused[key] = obstacle(backend, group, step, ctx)
             if self.refused[key]:
                 log.info("Stages of %s run one by one: %s.", kind[0], self.refused[key])
         return not self.refused[key]
 
 
-def advance(home: InProcess, job: Job, step: Step, message: Message, ctx: Context) -> None:
+def advance(backend: InProcess, job: Job, step: Step, message: Message, ctx: Context) -> None:
     """Let a client's generator run to its next stage, or to its end."""
     try:
         if job.party is None:
-            job.party = home.open(job.client, ctx, worker=job.worker)
-            receive(home.method, job.party, message, step, ctx)
-            job.work = home.method.local(job.party, step, ctx)
+            job.party = backend.store.open(job.client, ctx, worker=job.worker)
+            receive(backend.method, job.party, message, step, ctx)
+            job.work = backend.method.local(job.party, step, ctx)
             if job.work is None or isinstance(job.work, Message):  # a step without training need not be a generator
                 raise StopIteration(job.work)
             job.stage = next(job.work)
         else:
-            home.attach(job.party, job.party.states, job.worker)
+            backend.store.attach(job.party, job.party.states, job.worker)
             job.number += 1
-            job.stage = job.work.send(job.loss)
+            job.stage = job.work.send(job.trained)
     except StopIteration as finished:
         job.reply = finished.value or Message()
         job.stage = None
         assert job.party is not None
-        home.close(job.party, ctx)
+        backend.store.close(job.party, ctx)
+    except TrainingError as error:  # in a stage that the method ran by itself
+        job.break_off(error)
 
 
 def collected(jobs: Sequence[Job]) -> Replies:
     """Return the replies of finished jobs."""
-    return Replies(
-        {job.client: job.reply for job in jobs},
-        {job.client: job.loss for job in jobs},
-        {job.client: job.seconds for job in jobs},
+    done = [job for job in jobs if job.error is None]
+    replies = Replies(
+        {job.client: job.reply for job in done},
+        {job.client: job.trained.loss for job in done},
+        {job.client: job.seconds for job in done},
     )
+    for job in jobs:
+        if job.error is not None:
+            replies.leave_out(job.client, job.error)
+    return replies
 
 
 def kind_of(job: Job, ctx: Context) -> tuple[Any, ...]:
@@ -201,7 +220,8 @@ def kind_of(job: Job, ctx: Context) -> tuple[Any, ...]:
         stage.epochs,
         stage.steps,
         stage.shuffle,
-        (tuple(data.x.shape[1:]), data.x.dtype, data.y.dtype, data.scaling),
+        stage.sum_gradients,
+        (tuple(data.x.shape[1:]), data.x.dtype, tuple(data.y.shape[1:]), data.y.dtype, data.scaling),
         tuple((name, tuple(c.shape[1:]), c.dtype) for name, c in stage.columns.items()),
         str(spec),
         tuple((tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves),
@@ -225,28 +245,34 @@ def samples_of(job: Job) -> int:
     return len(job.stage.data if job.stage.data is not None else job.party.train)
 
 
-def run_alone(home: InProcess, job: Job, step: Step, ctx: Context, worker: int) -> None:
+def run_alone(backend: InProcess, job: Job, step: Step, ctx: Context, worker: int) -> None:
     """Run one client's stage on this worker's modules."""
     assert job.party is not None and job.stage is not None
-    guest = Party(job.client, job.party.info, job.party.data)
-    guest.models = dict(job.party.models)  # models that are not parked belong to this client alone
-    home.attach(guest, job.party.states, worker)
-    guest.memory, guest.inbox = job.party.memory, job.party.inbox
-    job.loss = run_stage(job.stage, guest, ctx, job.name(step))
+    alone = Party(job.client, job.party.info, job.party.data)
+    alone.models = dict(job.party.models)  # models without a record belong to this client alone
+    backend.store.attach(alone, job.party.states, worker)
+    alone.memory, alone.inbox = job.party.memory, job.party.inbox
+    try:
+        job.trained = run_stage(job.stage, alone, ctx, job.name(step))
+    except TrainingError as error:
+        job.break_off(error)
 
 
-def run_stack(home: InProcess, jobs: Sequence[Job], step: Step, ctx: Context, worker: int) -> None:
+def run_stack(backend: InProcess, jobs: Sequence[Job], step: Step, ctx: Context, worker: int) -> None:
     """Run the stages of several clients as one program and write their tensors back."""
-    tensors, write_back = stacked_states(home, jobs)
-    program = make_program(home, jobs, tensors, step, ctx, worker)
+    tensors, write_back = stacked_states(backend, jobs)
+    program = make_program(backend, jobs, tensors, step, ctx, worker)
     program.run()
     write_back()
-    for job, member in sorted(zip(jobs, program.members, strict=True), key=lambda pair: pair[0].client):
-        job.loss = check_finite(member.losses, member.party, ctx, program.name, len(program.updates))
+    for job, member in zip(jobs, program.members, strict=True):
+        try:
+            job.trained = check_finite(member.totals, member.party, ctx, program.name, len(program.updates))
+        except TrainingError as error:  # numbers of one client never reach another's
+            job.break_off(error)
 
 
 def make_program(
-    home: InProcess, jobs: Sequence[Job], tensors: Tensors, step: Step, ctx: Context, worker: int
+    backend: InProcess, jobs: Sequence[Job], tensors: Tensors, step: Step, ctx: Context, worker: int
 ) -> Program:
     """Return the program of some jobs over given tensors."""
     members, modules = [], {}
@@ -254,24 +280,21 @@ def make_program(
         assert job.party is not None and job.stage is not None and job.party.info is not None
         members.append(Member(job.party, job.stage, job.party.states))
         modules = {
-            model: home.worker_modules[worker].module_slots[job.party.info.architecture, model].module
-            for model in job.party.models
+            model: backend.store.module(worker, job.party.info.architecture, model) for model in job.party.models
         }
     program = Program(members, modules, tensors, ctx, jobs[0].name(step))
     return suits(program) or program
 
 
-def stacked_states(home: InProcess, jobs: Sequence[Job]) -> tuple[Tensors, Callable[[], None]]:
+def stacked_states(backend: InProcess, jobs: Sequence[Job]) -> tuple[Tensors, Callable[[], None]]:
     """Return the clients' states as stacks, and what writes them back: nothing, where their rows are neighbours."""
     tensors: Tensors = {}
     copies: list[tuple[str, str]] = []
     party = jobs[0].party
     assert party is not None and party.info is not None
     for model, state in _states(jobs[0]).items():
-        state_table = home.state_tables[party.info.architecture, model]
-        parked = all(job.party is not None and job.party.parked for job in jobs)
-        rows = state_table.together([home.records[job.client].numbers[model] for job in jobs]) if parked else None
-        views = state_table.layout.stacked(rows) if rows is not None else {}
+        in_place = all(job.party is not None and job.party.in_place for job in jobs)
+        views = backend.store.rows([job.client for job in jobs], model) if in_place else {}
         # `vmap` loses what BatchNorm writes into statistics that are not contiguous, so buffers are always copied.
         buffers = {name for name, _ in party.models[model].named_buffers()}
         tensors[model] = {}
@@ -290,12 +313,15 @@ def stacked_states(home: InProcess, jobs: Sequence[Job]) -> tuple[Tensors, Calla
     return tensors, write_back
 
 
-def obstacle(home: InProcess, group: list[Job], step: Step, ctx: Context) -> str:
+def obstacle(backend: InProcess, group: list[Job], step: Step, ctx: Context) -> str:
     """Return why a group cannot be stacked (empty: it can), from one step of two clients on copies."""
     jobs = group[:2]
     states = _states(jobs[0])
     party = jobs[0].party
     assert party is not None
+    assert jobs[0].stage is not None
+    if jobs[0].stage.until is not None or jobs[0].stage.rate_factor is not None:
+        return "each decides for itself how long and how fast it trains"
     apart = [model for model in party.models if model not in states]
     if apart:
         return f"the model '{apart[0]}' exists for this stage only"
@@ -306,7 +332,7 @@ def obstacle(home: InProcess, group: list[Job], step: Step, ctx: Context) -> str
             return "recurrent layers cannot be stacked"
     try:
         tensors = {m: {n: torch.stack([_states(j)[m][n] for j in jobs]) for n in states[m]} for m in states}
-        program = make_program(home, jobs, tensors, step, ctx, 0)
+        program = make_program(backend, jobs, tensors, step, ctx, 0)
         if any(program.frozen.values()) and not all(program.used):
             return "all that it could move is frozen"
         program.run(limit=1)

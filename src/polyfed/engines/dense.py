@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
 from polyfed.core.method import Method
-from polyfed.core.stage import Batch, Update
+from polyfed.core.stage import Batch, Sums, split_loss
+from polyfed.core.task import CLASSIFICATION
 from polyfed.engines.stack import Program
+from polyfed.engines.stackdata import StackedBatch
 from polyfed.engines.steps import Selection, Sgd
 from polyfed.models.mlp import MLP
 from polyfed.models.project import Projected
@@ -64,6 +66,8 @@ def suits(program: Program) -> DenseProgram | None:
     training = update.training or program.training
     if update.gradients is not None or update.project is not None or training.clip is not None:
         return None
+    if program.stage.sum_gradients:  # they are never formed here
+        return None
     chain = chain_of(program.modules["main"])
     return None if chain is None else DenseProgram.over(program, chain)
 
@@ -90,7 +94,7 @@ class DenseProgram(Program):
         dense.__dict__.update(program.__dict__)
         dense.chain = chain
         loss = program.updates[0].losses[0]
-        dense.plain = getattr(loss, "__func__", None) is Method.loss
+        dense.plain = getattr(loss, "__func__", None) is Method.loss and program.ctx.task == CLASSIFICATION
         dense.uses = {"features": False, "logits": True, "params": False}
         if not dense.plain:
             try:
@@ -105,15 +109,17 @@ class DenseProgram(Program):
         """Call the loss once for the first client to see which outputs it uses."""
         selection = Selection([0], len(self.members))
         positions = [torch.arange(min(2, len(self.members[0].data)))]
-        state = {key: stream.get_state() for key, stream in enumerate(self.draws)}
+        streams = [*self.draws, *self.changes]
+        before = [stream.get_state() for stream in streams]
         x, y, columns = self.batch([0], positions)
-        for key, stream in enumerate(self.draws):  # looking must not use up a client's draws
-            stream.set_state(state[key])
+        for stream, state in zip(streams, before, strict=True):  # looking must not use up a client's draws
+            stream.set_state(state)
         activations = self.forward({name: t[:1] for name, t in self.params["main"].items()}, x)
         params = {name: tensor[0] for name, tensor in self.params["main"].items()}
         aux = self.first_aux(self.chosen_aux(selection))
         cut = Cut(x[0], activations[-2][0], activations[-1][0], params)
-        self.updates[0].losses[0]({"main": cut}, Batch(x[0], y[0], {k: c[0] for k, c in columns.items()}), aux)
+        batch = Batch(x[0], y[0], {k: c[0] for k, c in columns.items()}, self.ctx.task)
+        self.updates[0].losses[0]({"main": cut}, batch, aux)
         self.uses = cut.used
 
     def forward(self, params: dict[str, Tensor], x: Tensor) -> list[Tensor]:
@@ -128,21 +134,12 @@ class DenseProgram(Program):
             activations.append(out.relu_() if layer.relu else out)
         return activations
 
-    def update(
-        self,
-        number: int,
-        update: Update,
-        selection: Selection,
-        x: Tensor,
-        y: Tensor,
-        columns: dict[str, Tensor],
-        aux: Any,
-        rate: float,
-    ) -> Tensor:
-        """Take one optimizer step; return the clients' losses."""
+    def update(self, number: int, batch: StackedBatch) -> tuple[Tensor, Sums]:
+        """Take one optimizer step; return the clients' losses, and what the loss gave beside itself."""
+        selection, rate = batch.selection, batch.rate
         params = selection.take(self.params)["main"]
-        activations = self.forward(params, x)
-        values, delta, of_features, of_params = self.loss_gradients(activations, params, x, y, columns, aux)
+        activations = self.forward(params, batch.x)
+        values, sums, delta, of_features, of_params = self.loss_gradients(activations, params, batch)
         optimizer = self.optimizers[0]
         if not isinstance(optimizer, Sgd):
             optimizer.steps[selection.clients] += 1  # type: ignore[attr-defined]
@@ -162,7 +159,7 @@ class DenseProgram(Program):
                 before += of_features
             delta = before.mul_(inputs > 0) if self.chain[place - 1].relu else before
         selection.put(self.params, {"main": params})
-        return values
+        return values, sums
 
     def move(
         self,
@@ -202,38 +199,32 @@ class DenseProgram(Program):
             optimizer.move(key, parameter, grad, selection, rate)
 
     def loss_gradients(
-        self,
-        activations: Sequence[Tensor],
-        params: dict[str, Tensor],
-        x: Tensor,
-        y: Tensor,
-        columns: dict[str, Tensor],
-        aux: Any,
-    ) -> tuple[Tensor, Tensor, Tensor | None, dict[str, Tensor] | None]:
-        """Return the losses and their gradients by outputs, features and (directly) parameters."""
+        self, activations: Sequence[Tensor], params: dict[str, Tensor], batch: StackedBatch
+    ) -> tuple[Tensor, Sums, Tensor, Tensor | None, dict[str, Tensor] | None]:
+        """Return the losses, their sums, and their gradients by outputs, features and (directly) parameters."""
         logits = activations[-1]
         if self.plain:
             log_probabilities = torch.log_softmax(logits, 2)
-            target = y.unsqueeze(2)
+            target = batch.y.unsqueeze(2)
             values = -log_probabilities.gather(2, target).squeeze(2).mean(1)
             delta = log_probabilities.exp_()
             delta.scatter_add_(2, target, delta.new_full((1, 1, 1), -1.0).expand(target.shape))
-            return values, delta.div_(logits.shape[1]), None, None
+            return values, {}, delta.div_(logits.shape[1]), None, None
         outputs = {"logits": logits}
         if self.uses["features"]:
             outputs["features"] = activations[-2]
         used = params if self.uses["params"] else {}
-        function = self.updates[0].losses[0]
+        function, task = self.updates[0].losses[0], self.ctx.task
 
-        def pure(outputs: Any, used: Any, features: Any, x: Any, y: Any, columns: Any, aux: Any) -> Tensor:
+        def pure(outputs: Any, used: Any, features: Any, x: Any, y: Any, columns: Any, aux: Any) -> tuple[Tensor, Sums]:
             cut = Cut(x, outputs.get("features", features), outputs["logits"], used)
-            return function({"main": cut}, Batch(x, y, columns), aux)
+            return split_loss(function({"main": cut}, Batch(x, y, columns, task), aux))
 
         wanted = (0, 1) if used else (0,)
-        grads, values = vmap(grad_and_value(pure, argnums=wanted), in_dims=(0, 0, 0, 0, 0, 0, self.aux_dims))(
-            outputs, used, activations[-2], x, y, columns, aux
-        )
-        return values.detach(), grads[0]["logits"], grads[0].get("features"), grads[1] if used else None
+        taken = vmap(grad_and_value(pure, argnums=wanted, has_aux=True), in_dims=(0, 0, 0, 0, 0, 0, self.aux_dims))
+        inputs = (batch.x, batch.y, batch.columns, batch.aux)
+        grads, (values, sums) = taken(outputs, used, activations[-2], *inputs)
+        return values.detach(), sums, grads[0]["logits"], grads[0].get("features"), grads[1] if used else None
 
 
 class Cut:
@@ -271,12 +262,8 @@ class Cut:
         """Return the same network: it predicts as it trains."""
         return self
 
-    def stem(self, x: Tensor) -> Tensor:
-        """Refuse: only the outputs are known."""
-        return self._refuse()
-
-    def middle(self, s: Tensor) -> Tensor:
-        """Refuse: only the outputs are known."""
+    def __getattr__(self, name: str) -> Any:
+        """Refuse all else (its parts, its module, other tensors in it): only the outputs are known."""
         return self._refuse()
 
     @staticmethod

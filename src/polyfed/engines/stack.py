@@ -8,7 +8,6 @@ it runs alone, so the result is the same up to rounding.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,53 +15,19 @@ from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from polyfed.core.losses import Losses
+from polyfed.core.augment import augmentation_of
 from polyfed.core.nets import EVAL, TRAIN, FunctionalNet, frozen_names
-from polyfed.core.party import Context, Party
+from polyfed.core.party import Context
 from polyfed.core.rng import generator
 from polyfed.core.runner import has_dropout, is_normed, pieces, plan_of
-from polyfed.core.samples import Samples
-from polyfed.core.stage import Batch, Stage, Update, is_trainable, learning_rate
+from polyfed.core.stage import Batch, Sums, Update, is_trainable, learning_rate, split_loss
 from polyfed.engines.masks import Masks, Recorder
+from polyfed.engines.stackdata import Inputs, Member, StackedBatch, StackedSamples, stack_trees
 from polyfed.engines.steps import Optimizer, Selection, clip, make_optimizer
 
-Inputs = tuple[Tensor, Tensor, dict[str, Tensor]]  # of some clients: x, y and columns, each [clients, samples, ...]
 Tensors = dict[str, dict[str, Tensor]]  # model name -> tensor name -> [clients, ...]
 
 GATHER = 1 << 23  # numbers that are collected and scaled at once
-
-
-@dataclass
-class Member:
-    """One client in a stack: its stage and its tensors."""
-
-    party: Party
-    stage: Stage
-    states: Mapping[str, Mapping[str, Tensor]]
-    losses: Losses = field(default_factory=Losses)
-
-    @property
-    def data(self) -> Samples:
-        """The samples of the stage."""
-        return self.stage.data if self.stage.data is not None else self.party.train
-
-
-class Column:
-    """Values of all clients in one table; `rows` says where each client's samples are in it."""
-
-    def __init__(self, tables: Sequence[Tensor], rows: Sequence[Tensor | None]) -> None:
-        if all(table is tables[0] for table in tables):
-            self.table = tables[0]
-            self.rows = [row if row is not None else torch.arange(len(tables[0])) for row in rows]
-            return
-        own = [table if row is None else table[row] for table, row in zip(tables, rows, strict=True)]
-        self.table = torch.cat(own)
-        starts = torch.tensor([0, *map(len, own)]).cumsum(0).tolist()
-        self.rows = [torch.arange(start, start + len(part)) for start, part in zip(starts, own, strict=False)]
-
-    def locate(self, clients: Sequence[int], positions: Sequence[Tensor]) -> Tensor:
-        """Return the rows of each client's positions, one client after the other."""
-        return torch.cat([self.rows[client][p] for client, p in zip(clients, positions, strict=True)])
 
 
 class Program:
@@ -93,28 +58,19 @@ class Program:
             make_optimizer(update.training or self.training, moved, len(members))
             for update, moved in zip(self.updates, self.moved, strict=True)
         ]
-        self._collect_data()
+        self.data = StackedSamples(members, ctx.device)
         self.aux, self.aux_dims = stack_trees([member.stage.aux for member in members], ctx.device)
         self.dropout = has_dropout(modules)
         self.draws = self._streams("draws") if self.stage.draws else []
         self.masks = self._streams("dropout") if self.dropout else []
+        self.augmentation = augmentation_of(self.stage, members[0].party, ctx)
+        self.changes = self._streams("augment") if self.augmentation is not None else []
         self.mask_shapes: dict[Any, list[tuple[torch.Size, float]]] = {}
 
     def _streams(self, purpose: str) -> list[torch.Generator]:
         """Return the stream of each client, the same as when it runs alone."""
         ctx = self.ctx
         return [generator(ctx.seed, f"{purpose}/{self.name}", ctx.round, m.party.id) for m in self.members]
-
-    def _collect_data(self) -> None:
-        data = [member.data for member in self.members]
-        index = [item.index for item in data]
-        self.scaling = data[0].scaling
-        self.data = Column([item.x for item in data], index)
-        self.labels = Column([item.y for item in data], index).table
-        self.columns = {
-            key: Column([member.stage.columns[key] for member in self.members], [None] * len(self.members))
-            for key in self.stage.columns
-        }
 
     # --- the steps ---
 
@@ -136,16 +92,17 @@ class Program:
     def _evenly(self) -> Iterator[tuple[Selection, int, Inputs]]:
         """Clients with equally many samples always go together, and their inputs are collected for many batches."""
         everybody = Selection(range(len(self.members)), len(self.members))
-        at_once = max(1, GATHER // max(1, self.data.table[:1].numel() * len(self.members)))
+        at_once = max(1, GATHER // max(1, self.data.numbers_per_sample * len(self.members)))
         plans = [plan_of(member.stage, member.party, self.ctx, self.name) for member in self.members]
         for epochs in zip(*plans, strict=True):
             epoch, _, sizes = epochs[0]
             order = torch.stack([order for _, order, _ in epochs])
             for positions, cut in pieces(order.T, sizes, at_once):
-                x, y, columns = self.gather(everybody.clients, positions.T.unbind())
+                x, y, columns = self.data.gather(everybody.clients, positions.T.unbind())
                 parts = {key: column.split(cut, 1) for key, column in columns.items()}
                 for number, (some, labels) in enumerate(zip(x.split(cut, 1), y.split(cut, 1), strict=True)):
                     extra = {key: part[number] for key, part in parts.items()}
+                    some = self.augmented(everybody.clients, some)
                     yield everybody, epoch, (some, labels, extra | self.drawn(everybody.clients, len(some[0])))
 
     def schedule(self) -> Iterator[tuple[Selection, int, list[Tensor]]]:
@@ -184,20 +141,16 @@ class Program:
 
     def batch(self, clients: Sequence[int], positions: Sequence[Tensor]) -> Inputs:
         """Return the inputs of one batch of every client, with its random draws."""
-        x, y, columns = self.gather(clients, positions)
-        return x, y, columns | self.drawn(clients, len(positions[0]))
+        x, y, columns = self.data.gather(clients, positions)
+        return self.augmented(clients, x), y, columns | self.drawn(clients, len(positions[0]))
 
-    def gather(self, clients: Sequence[int], positions: Sequence[Tensor]) -> Inputs:
-        """Return inputs, labels and columns with the clients as first dimension."""
-        shape = (len(clients), len(positions[0]))
-        device = self.ctx.device
-        rows = self.data.locate(clients, positions)
-        x = self.scaling.apply(self.data.table[rows]).to(device).unflatten(0, shape)
-        y = self.labels[rows].to(device).unflatten(0, shape)
-        columns = {}
-        for key, column in self.columns.items():
-            columns[key] = column.table[column.locate(clients, positions)].to(device).unflatten(0, shape)
-        return x, y, columns
+    def augmented(self, clients: Sequence[int], x: Tensor) -> Tensor:
+        """Return the inputs of a batch as each client's own stream changes them."""
+        if self.augmentation is None:
+            return x
+        drawn = torch.cat([self.augmentation.draw(x.shape[1], self.changes[client]) for client in clients])
+        changed = self.augmentation.apply(x.flatten(0, 1), drawn, self.data.scaling)
+        return changed.view(x.shape)
 
     def drawn(self, clients: Sequence[int], size: int) -> dict[str, Tensor]:
         """Return the random tensors of a batch: a client draws all of them in turn."""
@@ -211,43 +164,43 @@ class Program:
         """Take one optimizer step of every update for the chosen clients."""
         aux = self.chosen_aux(selection)
         for number, update in enumerate(self.updates):
-            rate = learning_rate(update.training or self.training, self.ctx.round, epoch)
-            values = self.update(number, update, selection, x, y, columns, aux, rate)
-            for client, value in zip(selection.clients, values.tolist(), strict=True):
-                self.members[client].losses.add(value)
+            rate = learning_rate(update.training or self.training, self.ctx.round, epoch, self.ctx.rounds)
+            values, sums = self.update(number, StackedBatch(selection, x, y, columns, aux, rate))
+            for place, (client, value) in enumerate(zip(selection.clients, values.tolist(), strict=True)):
+                totals = self.members[client].totals
+                totals.losses.add(value)
+                totals.add({name: tensor[place] for name, tensor in sums.items()})
+                if number == 0:
+                    totals.step(rate)
 
-    def update(
-        self,
-        number: int,
-        update: Update,
-        selection: Selection,
-        x: Tensor,
-        y: Tensor,
-        columns: dict[str, Tensor],
-        aux: Any,
-        rate: float,
-    ) -> Tensor:
-        """Take one optimizer step; return the clients' (first) losses."""
+    def update(self, number: int, batch: StackedBatch) -> tuple[Tensor, Sums]:
+        """Take one optimizer step; return the clients' (first) losses, and what the losses gave beside themselves."""
+        update, selection = self.updates[number], batch.selection
         training = update.training or self.training
         moved = selection.take(self.moved[number])
         params, buffers = selection.take(self.params), selection.take(self.buffers)
         found = []
+        sums: Sums = {}
         values: Tensor | None = None
         for place, _ in enumerate(update.losses):
-            grads, value = self.gradients(number, place, selection, moved, params, buffers, x, y, columns, aux)
+            grads, value, more = self.gradients(number, place, batch, moved, params, buffers)
             found.append(grads)
+            sums |= more
             values = value if values is None else values
+        if self.stage.sum_gradients and number == 0:
+            for place, client in enumerate(selection.clients):
+                self.members[client].totals.add_gradients(tree_map(lambda grad, p=place: grad[p], found[0]))
         selection.put(self.buffers, buffers)
         if update.gradients is not None:
             dims = (0, self.aux_dims)
-            grads = vmap(update.gradients, in_dims=dims)(tuple(found), aux)
+            grads = vmap(update.gradients, in_dims=dims)(tuple(found), batch.aux)
         else:
             grads = found[0]
         if training.clip is not None:
             grads = clip(grads, training.clip)
         # A parameter that a loss does not depend on has no gradient: it differs from one of zero by the weight decay.
         used = self.used[number] if update.gradients is None and training.weight_decay else None
-        self.optimizers[number].step(moved, grads, selection, rate, used)
+        self.optimizers[number].step(moved, grads, selection, batch.rate, used)
         if update.project is not None:
             projected = vmap(update.project)(moved)
             for key, group in moved.items():
@@ -255,43 +208,34 @@ class Program:
                     tensor.copy_(projected[key][name])
         selection.put(self.moved[number], moved)
         assert values is not None
-        return values
+        return values, sums
 
     def gradients(
-        self,
-        number: int,
-        place: int,
-        selection: Selection,
-        moved: Tensors,
-        params: Tensors,
-        buffers: Tensors,
-        x: Tensor,
-        y: Tensor,
-        columns: dict[str, Tensor],
-        aux: Any,
-    ) -> tuple[Tensors, Tensor]:
-        """Return the gradients of one loss for every client, and its values."""
-        masks = self.draw_masks(number, place, selection, params, buffers, x, y, columns, aux)
-        function = self.loss_of(number, place, x.shape[1])
+        self, number: int, place: int, batch: StackedBatch, moved: Tensors, params: Tensors, buffers: Tensors
+    ) -> tuple[Tensors, Tensor, Sums]:
+        """Return the gradients of one loss for every client, its values, and what it gave beside itself."""
+        masks = self.draw_masks(number, place, batch, params, buffers)
+        function = self.loss_of(number, place, batch.size)
         dims = (0, 0, 0, 0, 0, 0, self.aux_dims, 0)
-        grads, values = vmap(grad_and_value(function), in_dims=dims)(moved, params, buffers, x, y, columns, aux, masks)
-        return grads, values.detach()
+        taken = vmap(grad_and_value(function, has_aux=True), in_dims=dims)
+        grads, (values, sums) = taken(moved, params, buffers, batch.x, batch.y, batch.columns, batch.aux, masks)
+        return grads, values.detach(), sums
 
     def loss_of(self, number: int, place: int, size: int) -> Any:
         """Return one loss as a function of tensors only."""
         function = self.updates[number].losses[place]
         kind = LoneFunctionalNet if self.normed and size == 1 else FunctionalNet
-        modules = self.modules
+        modules, task = self.modules, self.ctx.task
 
         def pure(
             moved: Tensors, params: Tensors, buffers: Tensors, x: Any, y: Any, columns: Any, aux: Any, masks: Any
-        ) -> Tensor:
+        ) -> tuple[Tensor, Sums]:
             nets = {
                 key: kind(module, {**params[key], **moved.get(key, {})}, buffers[key])
                 for key, module in modules.items()
             }
             with Masks(masks):
-                return function(nets, Batch(x, y, columns), aux)
+                return split_loss(function(nets, Batch(x, y, columns, task), aux))
 
         return pure
 
@@ -321,12 +265,9 @@ class Program:
     def _find_used(self) -> list[set[tuple[str, str]]]:
         """Run every loss once for the first client, on copies."""
         positions = [torch.arange(min(2, len(self.members[0].data)))]
-        device = self.ctx.device
-        rows = self.data.locate([0], positions)
-        x, y = self.scaling.apply(self.data.table[rows]).to(device), self.labels[rows].to(device)
-        columns = {key: c.table[c.locate([0], positions)].to(device) for key, c in self.columns.items()}
+        x, y, columns = tree_map(lambda tensor: tensor[0], self.data.gather([0], positions))
         rng = torch.Generator().manual_seed(0)
-        columns |= {key: draw.sample(len(x), rng).to(device) for key, draw in self.stage.draws.items()}
+        columns |= {key: draw.sample(len(x), rng).to(self.ctx.device) for key, draw in self.stage.draws.items()}
         aux = self.first_aux(self.aux)
         found = []
         for number, update in enumerate(self.updates):
@@ -338,7 +279,7 @@ class Program:
             used: set[tuple[str, str]] = set()
             for place in range(len(update.losses)):
                 with Recorder():
-                    loss = self.loss_of(number, place, len(x))(moved, params, buffers, x, y, columns, aux, None)
+                    loss, _ = self.loss_of(number, place, len(x))(moved, params, buffers, x, y, columns, aux, None)
                 if not loss.requires_grad:
                     continue
                 grads = torch.autograd.grad(loss, flat, allow_unused=True)
@@ -346,22 +287,21 @@ class Program:
             found.append(used)
         return found
 
-    def draw_masks(
-        self, number: int, place: int, selection: Selection, params: Any, buffers: Any, *rest: Any
-    ) -> list[Tensor]:
+    def draw_masks(self, number: int, place: int, batch: StackedBatch, params: Any, buffers: Any) -> list[Tensor]:
         """Draw the dropout masks of one pass, each client's from its own stream."""
         if not self.dropout:
             return []
-        x, y, columns, aux = rest
-        key = (number, place, x.shape[1])
+        key = (number, place, batch.size)
         if key not in self.mask_shapes:  # which masks a pass asks for does not depend on the client: look once
             recorder = Recorder()
-            one = [tree_map(lambda t: t[0].detach().clone(), tree) for tree in (params, buffers, x, y, columns)]
+            trees = (params, buffers, batch.x, batch.y, batch.columns)
+            one = [tree_map(lambda t: t[0].detach().clone(), tree) for tree in trees]
             with torch.no_grad(), recorder:
-                self.loss_of(number, place, x.shape[1])({}, *one, self.first_aux(aux), None)
+                self.loss_of(number, place, batch.size)({}, *one, self.first_aux(batch.aux), None)
             self.mask_shapes[key] = recorder.calls
         shapes = self.mask_shapes[key]
-        drawn = [[torch.rand(shape, generator=self.masks[c]) >= p for shape, p in shapes] for c in selection.clients]
+        clients = batch.selection.clients
+        drawn = [[torch.rand(shape, generator=self.masks[c]) >= p for shape, p in shapes] for c in clients]
         return [torch.stack(masks).to(self.ctx.device) for masks in zip(*drawn, strict=True)]
 
 
@@ -371,33 +311,6 @@ def chosen(params: Tensors, update: Update, frozen: Mapping[str, frozenset[str]]
         key: {n: tensor for n, tensor in params[key].items() if n not in frozen[key] and is_trainable(n, prefixes)}
         for key, prefixes in update.trainable.items()
     }
-
-
-def stack_trees(trees: Sequence[Any], device: torch.device) -> tuple[Any, Any]:
-    """Stack the tensors of equal trees; a tensor that all of them share stays one. Also returns `vmap`'s dimensions."""
-    flattened = [tree_flatten(dict(tree)) for tree in trees]
-    spec = flattened[0][1]
-    values: list[Any] = []
-    dims: list[int | None] = []
-    for leaves in zip(*(leaves for leaves, _ in flattened), strict=True):
-        first = leaves[0]
-        if not isinstance(first, Tensor):
-            values.append(first)
-            dims.append(None)
-        elif all(same_memory(leaf, first) for leaf in leaves):
-            values.append(first.to(device))
-            dims.append(None)
-        else:
-            values.append(torch.stack(leaves).to(device))
-            dims.append(0)
-    return tree_unflatten(values, spec), tree_unflatten(dims, spec)
-
-
-def same_memory(a: Tensor, b: Tensor) -> bool:
-    """Tell whether two tensors are the same numbers at the same place."""
-    return a is b or (
-        a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride() and a.dtype == b.dtype
-    )
 
 
 class LoneFunctionalNet(FunctionalNet):

@@ -1,4 +1,4 @@
-"""Parked client states: one row of numbers for each client and tensor, swapped into shared modules.
+"""Clients at rest: one row of numbers for each client and tensor, swapped into shared modules.
 
 A module object exists once for each architecture and worker; activating a client points the module's tensors at the
 client's rows, which copies nothing. Training then writes straight into the rows. The rows of one tensor lie one below
@@ -125,7 +125,7 @@ class Record:
     states: dict[str, State] = field(default_factory=dict)  # model name -> its tensors: views into its rows
     memory: dict[str, Any] = field(default_factory=dict)
     version: int = 0
-    numbers: dict[str, int] = field(default_factory=dict)  # model name -> number of its row on the state_table
+    numbers: dict[str, int] = field(default_factory=dict)  # model name -> number of its row in the table
 
     def copy(self) -> Record:
         """Return a record with tensors of its own (memory is shared: evaluation does not write it)."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -11,8 +10,9 @@ from polyfed.core.message import Message
 from polyfed.core.method import Method, Step
 from polyfed.core.party import Context, Party
 from polyfed.core.runner import run_stage
+from polyfed.core.stage import Stage, Trained
 
-Run = Callable[[Any, Party, Context, str], float]
+Run = Callable[[Stage, Party, Context, str], Trained]
 
 
 def receive(method: Method, party: Party, message: Message, step: Step, ctx: Context) -> None:
@@ -27,13 +27,13 @@ def drive(method: Method, party: Party, step: Step, ctx: Context, run: Run = run
     work = method.local(party, step, ctx)
     if work is None or isinstance(work, Message):  # a step without training need not be a generator
         return work or Message(), 0.0
-    loss = 0.0
+    trained = Trained()
     number = 0
     try:
         stage = next(work)
         while True:
-            loss = run(stage, party, ctx, f"{step.name}/{number}")
+            trained = run(stage, party, ctx, f"{step.name}/{number}")
             number += 1
-            stage = work.send(loss)
+            stage = work.send(trained)
     except StopIteration as finished:
-        return finished.value or Message(), loss
+        return finished.value or Message(), trained.loss

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,9 +16,15 @@ from polyfed.core.federation import Federation
 from polyfed.core.message import Message
 from polyfed.core.method import Replies, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context
+from polyfed.core.task import Regression
+from polyfed.flower import plain
 from polyfed.flower.codec import Head
-from polyfed.flower.expect import Expectations
+from polyfed.flower.expect import LARGEST, Expectations
 from polyfed.flower.mailbox import Mailbox, Question
+from polyfed.flower.weights import bound
+
+MOST = 1 << 40  # samples that a site can say it measured on
+HUGE = 1e100  # of figures in the units of targets, which may be large; means of them must exist
 
 
 class FlowerBackend:
@@ -32,20 +38,22 @@ class FlowerBackend:
         run: Head,
         expectations: Expectations,
         max_bytes: int,
+        max_share: float = 1.0,
     ) -> None:
         self.mailbox = mailbox
-        self.infos = dict(infos)
+        self.claimed = dict(infos)  # as the sites described themselves
+        self.infos = bound(infos, max_share)  # as they count
         self.blueprints = dict(blueprints)
         self.run = run
         self.expectations = expectations
         self.max_bytes = max_bytes
         self.moment: tuple[str, int, int] = ("", -1, 0)  # phase, round, exchanges so far in it
-        self.validation: dict[int, Measure] = {}
+        self.measured: tuple[Any, dict[int, Head]] = (None, {})  # when, and what the sites answered then
 
     # --- the interface of core/backend.py ---
 
     def exchange(self, step: Step, messages: Mapping[int, Message], ctx: Context) -> Replies:
-        """Let the sites work, side by side, and believe what passes every check."""
+        """Let the sites work, side by side, and accept what passes every check."""
         phase, number, position = self.moment
         position = position + 1 if (phase, number) == (ctx.phase, ctx.round) else 0
         self.moment = (ctx.phase, ctx.round, position)
@@ -54,36 +62,37 @@ class FlowerBackend:
 
         def accept(client: int, head: Head, blob: bytes) -> Message:
             info = self.infos[client]
-            message = self._believe(info, blob, messages[client], step)
-            replies.losses[client] = _number(head, "loss", info)
+            message = self._checked(info, blob, messages[client], step)
+            replies.losses[client] = _number(head, "loss", info, _largest_loss(ctx))
             replies.seconds[client] = _number(head, "seconds", info)
+            if "epsilon" in head:
+                replies.epsilon[client] = _number(head, "epsilon", info)
             return message
 
         questions = {
             client: self._question({**self._head("work", client, ctx, position), "step": words}, message)
             for client, message in messages.items()
         }
-        answers = self.mailbox.ask("train.work", questions, accept)
+        answers = self.mailbox.ask("train.work", questions, accept, when=f"{ctx.phase} {ctx.round}, {step.name}")
         replies.messages, replies.failed = answers.given, answers.failed
         return replies
 
     def evaluate(self, messages: Mapping[int, Message], ctx: Context, on: str = "test") -> dict[int, Measure]:
-        """Let each site measure on its own test and validation data, in one go; those away are left out."""
-        if on == "validation":  # asked right after the test, for the same models: it came with that answer
-            return self.validation
-        questions = {
-            client: self._question(self._head("measure", client, ctx, self.moment[2]), message)
-            for client, message in messages.items()
-        }
-        answers = self.mailbox.ask("query.measure", questions, lambda client, head, blob: head, quorum=False)
-        found: dict[int, Measure] = {}
-        self.validation = {}
-        for client, head in sorted(answers.given.items()):
-            for part, results in (("test", found), ("validation", self.validation)):
-                measure = _measure(head, part)
-                if measure is not None:
-                    results[client] = measure
-        return found
+        """Let each site measure on all data that it has for that, in one go; those away are left out."""
+        now = (ctx.phase, ctx.round, self.moment[2], tuple(sorted(messages)))
+        if self.measured[0] != now:  # otherwise it came with the answer to an earlier question about the same models
+            questions = {
+                client: self._question(self._head("measure", client, ctx, self.moment[2]), message)
+                for client, message in messages.items()
+            }
+            when = f"{ctx.phase} {ctx.round}"
+            answers = self.mailbox.ask(
+                "query.measure", questions, lambda client, head, blob: head, quorum=False, when=when
+            )
+            self.measured = (now, dict(sorted(answers.given.items())))
+        part = "test" if on == "sample" else on
+        found = {client: _measure(head, part, ctx) for client, head in self.measured[1].items()}
+        return {client: measure for client, measure in found.items() if measure is not None}
 
     def changed(self) -> dict[int, Any]:
         """Return nothing: every site keeps its own state on its own disk."""
@@ -112,11 +121,12 @@ class FlowerBackend:
         empty = not (message.params or message.data or message.meta)
         return lambda: (head, b"" if empty else message.to_bytes())
 
-    def _believe(self, info: ClientInfo, blob: bytes, sent: Message, step: Step) -> Message:
+    def _checked(self, info: ClientInfo, blob: bytes, sent: Message, step: Step) -> Message:
         if not step.up:
             return Message()
         message = Message.from_bytes(blob, self.max_bytes, str(info))
-        self.expectations.check(message, sent, step, info)
+        self.expectations.check(message, sent, step, self.claimed[info.id])
+        self.expectations.weigh(message, step, self.claimed[info.id], info.samples)
         return message
 
 
@@ -134,11 +144,13 @@ class LiveFederation(Federation):
         if self._try(step, replies) is None:
             return
         good: dict[int, Message] = {}
-        for client, message in replies.items():
+        for client in _majority_first(replies):
             self._put_back(saved)
-            why = self._try(step, {**good, client: message})  # together: two may each be fine but not fit each other
+            # Together: two may each be fine but not fit each other.
+            trial = {other: replies[other] for other in sorted([*good, client])}
+            why = self._try(step, trial)
             if why is None:
-                good[client] = message
+                good = trial
             else:
                 missing[client] = f"Message from {self.backend.infos[client]} refused: it cannot be used ({why})."
         self._put_back(saved)
@@ -151,8 +163,8 @@ class LiveFederation(Federation):
         """Fuse and return what went wrong, in words. The copies of replies keep a failed trial from spoiling them."""
         try:
             self.method.fuse(self.server, replies, step, self.ctx)
-        except (RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError, MessageError) as error:
-            return f"{type(error).__name__}: {error}"
+        except Exception as error:  # what replies do to the fusion can refuse replies, and never end the server
+            return plain(f"{type(error).__name__}: {error!s:.300}")
         tensors = [*self.server.state.values(), *_tensors(self.server.memory)]
         tensors += [t for module in self.server.models.values() for t in module.state_dict().values()]
         return None if all(map(all_finite, tensors)) else "the result is not finite"
@@ -169,6 +181,16 @@ class LiveFederation(Federation):
             self.server.models[name].load_state_dict(values)
 
 
+def _majority_first(replies: Mapping[int, Message]) -> list[int]:
+    """Return the clients, those whose replies have the most common form first: where two do not fit, many decide."""
+    forms = {
+        client: tuple(sorted((name, tuple(tensor.shape)) for name, tensor in reply.tensors()))
+        for client, reply in replies.items()
+    }
+    common = Counter(forms.values())
+    return sorted(replies, key=lambda client: (-common[forms[client]], client))
+
+
 def _tensors(tree: Any) -> list[torch.Tensor]:
     if isinstance(tree, torch.Tensor):
         return [tree]
@@ -177,19 +199,39 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
     return [t for value in tree for t in _tensors(value)] if isinstance(tree, list | tuple) else []
 
 
-def _number(head: Head, key: str, info: ClientInfo) -> float:
+def _number(head: Head, key: str, info: ClientInfo, largest: float = LARGEST) -> float:
     value = head.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise MessageError(f"Message from {info} refused: its {key} is not a number.")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < largest:  # NaN is not, either
+        raise MessageError(f"Message from {info} refused: its {key} is not a number below {largest:g}.")
     return float(value)
 
 
-def _measure(head: Head, part: str) -> Measure | None:
+def _largest_loss(ctx: Context) -> float:
+    """Return what no loss exceeds: that of a regression may be the square of large targets."""
+    return HUGE if isinstance(ctx.task, Regression) else LARGEST
+
+
+def _measure(head: Head, part: str, ctx: Context) -> Measure | None:
     """Return a site's measure, or None where it has none or tells nonsense."""
     try:
-        accuracy, loss, samples, private = head["measures"][part]
-        measure = Measure(float(accuracy), float(loss), int(samples), None if private is None else float(private))
-    except (KeyError, TypeError, ValueError):
+        score, loss, samples, private, told = head["measures"][part]
+        metrics = {metric.name: _figure(told[metric.name]) for metric in ctx.metrics}
+        measure = Measure(_figure(score), float(loss), int(samples), _figure(private), metrics)
+    except Exception:  # a number that does not exist, a list that is none
         return None
-    sensible = 0 <= measure.accuracy <= 1 and math.isfinite(measure.loss) and measure.samples > 0
-    return measure if sensible else None
+    if not abs(measure.loss) < _largest_loss(ctx) or not 0 < measure.samples < MOST:
+        return None
+    if part == "test" and measure.accuracy is None:
+        return None
+    lowest = 0.0 if ctx.task.score == "accuracy" else -HUGE  # R² of a model that knows nothing is far below zero
+    scores = [share for share in (measure.accuracy, measure.private) if share is not None]
+    return measure if all(lowest <= share <= 1 for share in scores) else None
+
+
+def _figure(value: Any) -> float | None:
+    """Return a number that a site told; None stays None."""
+    if value is None:
+        return None
+    if not abs(number := float(value)) < HUGE:  # NaN is not, either
+        raise ValueError(f"{number} is no figure")
+    return number

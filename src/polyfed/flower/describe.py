@@ -6,22 +6,69 @@ of its own gives names and shapes only; its initial weights travel once, and onl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from polyfed.build import ModelSpec, label_of, make_blueprint
+from polyfed.build import ModelSpec, label_of, make_blueprint, make_module
+from polyfed.core.blob import DTYPES
 from polyfed.core.errors import InputError, MessageError
-from polyfed.core.message import Message, State
+from polyfed.core.message import MAX_AXES, MAX_TENSORS, Message, State
 from polyfed.core.method import Method
 from polyfed.core.party import Blueprint, ClientInfo
+from polyfed.core.shape import InputShape
+from polyfed.core.task import CLASSIFICATION, Regression, Task, from_description
+from polyfed.core.task import describe as in_plain_values
 from polyfed.flower.codec import Head
 from polyfed.flower.sitedata import SiteData, fingerprint
 
-MAX_TENSORS = 100_000
+MAX_BUILT = 4000  # tensors of a network that the server builds from its name; the largest of the zoo have hundreds
+MAX_CLASSES = 100_000
+MAX_SAMPLES = 10_000_000  # that a site can say it has, unless the operator allows more
+MAX_INPUT = 1 << 26  # numbers of one input, and of what crosses a cut of a network
+MAX_REHEARSED = 1 << 28  # numbers of one input for each class: the server rehearses the method with such samples
+MAX_UNIT = 1e30  # of center and spread of a regression: networks compute with them in single precision
+MAX_FEATURES = 1 << 26  # numbers of one feature vector for each class
 KNOWN = ("features", "split3", "width", "exits", "batchnorm", "mlp", "dropout")
+
+
+# Every field that leaves a site beside what the method sends, in words for the people there. A test holds it complete.
+JOINING = {
+    "name": "its name",
+    "samples": "the number of training samples",
+    "label_counts": "the number of samples of each class (only where the method needs it)",
+    "task": "what is learned, and of a regression the center and spread that all sites share",
+    "validation": "the number of validation samples",
+    "num_classes": "the number of classes",
+    "class_names": "the names of the classes",
+    "input_shape": "the shape of an input",
+    "words": "how many words a vocabulary has",
+    "groups": "how many values each column of words has",
+    "public": "a checksum of the public samples",
+    "public_classes": "the number of public classes",
+    "model": "the name of its network, if it is one of the zoo",
+    "architecture": "what it calls its network",
+    "shapes": "names and shapes of the network's tensors",
+    "dtypes": "their types",
+    "buffers": "which of them are buffers",
+    "frozen": "which of them are frozen",
+    "properties": "what the network offers",
+    "feature_dim": "the size of its features",
+    "cuts": "shapes at the cuts of the network",
+    "family": "the family of the network",
+    "parameters": "the number of its parameters",
+    "audit": "whether it reads the server's audit",
+}
+WORKING = {"loss": "the training loss", "seconds": "the seconds that the work took"}
+MEASURING = {
+    "measures": "accuracy (or the task's score), loss, number of samples and the metrics that the server asks for, on "
+    "the test, validation and own test samples (and the share told apart as public)"
+}
 
 
 def make_own_blueprint(method: Method, model: ModelSpec, data: SiteData, run: Mapping[str, Any]) -> Blueprint:
@@ -39,13 +86,17 @@ def make_own_blueprint(method: Method, model: ModelSpec, data: SiteData, run: Ma
 
 def introduce(method: Method, model: ModelSpec, data: SiteData, blueprint: Blueprint) -> tuple[Head, bytes]:
     """Return what a site tells about itself: counts, shapes and properties."""
-    tell_counts = "label_counts" in method.requirements()
+    tell_counts = "label_counts" in method.requirements() and data.task == CLASSIFICATION
     head = {
         "samples": len(data.train),
         "label_counts": list(data.train.label_counts(data.num_classes)) if tell_counts else None,
+        "task": in_plain_values(data.task),
+        "validation": len(data.validation) if data.validation is not None else 0,
         "num_classes": data.num_classes,
         "class_names": list(data.classes),
         "input_shape": list(data.input_shape),
+        "words": data.input_shape.words,
+        "groups": list(data.input_shape.groups),
         "public": fingerprint(data.public),
         "public_classes": data.public_classes,
         "model": model if isinstance(model, str) else None,
@@ -56,6 +107,7 @@ def introduce(method: Method, model: ModelSpec, data: SiteData, blueprint: Bluep
         "frozen": sorted(blueprint.frozen),
         "properties": sorted(blueprint.properties),
         "feature_dim": blueprint.feature_dim,
+        "cuts": {cut: list(shape) for cut, shape in blueprint.cuts.items()},
         "family": blueprint.family,
         "parameters": blueprint.parameters,
     }
@@ -63,8 +115,14 @@ def introduce(method: Method, model: ModelSpec, data: SiteData, blueprint: Bluep
     return head, Message(params={"main": blueprint.initial}).to_bytes() if share else b""
 
 
-def meet(
-    name: str, head: Head, blob: bytes, method: Method, run: Mapping[str, Any], max_bytes: int
+def read_introduction(
+    name: str,
+    head: Head,
+    blob: bytes,
+    method: Method,
+    run: Mapping[str, Any],
+    max_bytes: int,
+    max_samples: int = MAX_SAMPLES,
 ) -> tuple[ClientInfo, Blueprint]:
     """Read an introduction at the server.
 
@@ -74,11 +132,13 @@ def meet(
         With the site's name, when it is not credible.
     """
     try:
+        _check_task(read_task(head), head)
+        _count(head["validation"], least=0, most=max_samples)
         blueprint = _blueprint(name, head, blob, method, run, max_bytes)
         counts = head["label_counts"]
         info = ClientInfo(
             id=-1,
-            samples=_count(head["samples"]),
+            samples=_count(head["samples"], most=max_samples),
             architecture=blueprint.name,
             parameters=blueprint.parameters,
             label_counts=None if counts is None else tuple(_count(n, least=0) for n in counts),
@@ -88,19 +148,32 @@ def meet(
             len(info.label_counts) != head["num_classes"] or sum(info.label_counts) != info.samples
         ):
             raise ValueError("its label counts do not add up")
-    except (KeyError, ValueError, TypeError, AttributeError, InputError) as error:
-        raise MessageError(f"Site {name} cannot take part: its introduction is not credible ({error}).") from error
+    except MessageError:
+        raise
+    except Exception as error:  # an introduction can refuse its site, and never end the server
+        raise MessageError(
+            f"Site {name} cannot take part: its introduction is not credible ({error!s:.300})."
+        ) from error
     return info, blueprint
 
 
+def shape_of(head: Head) -> InputShape:
+    """Return the shape of a site's inputs, with what it says about words and categories."""
+    sizes, groups = ([_count(n) for n in head[key]] for key in ("input_shape", "groups"))
+    return InputShape(sizes, _count(head["words"], least=0), groups)
+
+
 def _blueprint(name: str, head: Head, blob: bytes, method: Method, run: Mapping[str, Any], max_bytes: int) -> Blueprint:
-    classes, shape = _count(head["num_classes"]), tuple(_count(n) for n in head["input_shape"])
-    apart = None if head["public_classes"] is None else _count(head["public_classes"])
+    classes, shape = _count(head["num_classes"], most=MAX_CLASSES), shape_of(head)
+    apart = None if head["public_classes"] is None else _count(head["public_classes"], most=MAX_CLASSES)
     outputs = method.outputs(classes, apart)
+    if len(shape) > MAX_AXES or math.prod(shape) > min(MAX_INPUT, MAX_REHEARSED // classes):
+        raise ValueError(f"inputs of shape {list(shape)[:MAX_AXES]} are too large")
     shapes = {str(key): tuple(_count(n, least=0) for n in value) for key, value in head["shapes"].items()}
     if not shapes or len(shapes) > MAX_TENSORS:
-        raise ValueError("a network has between 1 and 100,000 tensors")
+        raise ValueError(f"a network has between 1 and {MAX_TENSORS:,} tensors")
     if head["model"] is not None:
+        check_size(str(head["model"]), shape, outputs, run, max_bytes // 4)
         made = make_blueprint(
             str(head["model"]),
             str(head["model"]),
@@ -114,14 +187,20 @@ def _blueprint(name: str, head: Head, blob: bytes, method: Method, run: Mapping[
             raise ValueError(f"its {head['model']} has other tensors than ours: use the same version of polyfed")
         return made
     dtypes = {key: getattr(torch, str(head["dtypes"][key])) for key in shapes}
-    if not all(isinstance(dtype, torch.dtype) for dtype in dtypes.values()):
+    if not set(dtypes.values()) <= DTYPES.keys():
         raise ValueError("unknown types of numbers")
-    feature_dim = None if head["feature_dim"] is None else _count(head["feature_dim"])
+    most = MAX_FEATURES // (outputs + 1)
+    feature_dim = None if head["feature_dim"] is None else _count(head["feature_dim"], most=most)
+    properties = frozenset(head["properties"]) & frozenset(KNOWN)
+    names = ("s_in", "s_out") if "split3" in properties else ()
+    cuts = {cut: tuple(_count(n) for n in head["cuts"][cut]) for cut in names}
+    if any(math.prod(cut) > MAX_INPUT for cut in cuts.values()):
+        raise ValueError("what crosses the cuts of its network is too large")
     return Blueprint(
         name=str(head["architecture"])[:200],
         shapes=shapes,
         buffers=frozenset(head["buffers"]) & frozenset(shapes),
-        properties=frozenset(head["properties"]) & frozenset(KNOWN),
+        properties=properties,
         feature_dim=feature_dim,
         num_classes=outputs,
         family=None if head["family"] is None else str(head["family"])[:200],
@@ -129,7 +208,38 @@ def _blueprint(name: str, head: Head, blob: bytes, method: Method, run: Mapping[
         initial=_initial(name, blob, shapes, dtypes, bool(method.shares), max_bytes),
         build=None,  # its code is at the site only
         frozen=frozenset(head["frozen"]) & (frozenset(shapes) - frozenset(head["buffers"])),
+        cuts=cuts,
     )
+
+
+def check_size(model: str, input_shape: tuple[int, ...], outputs: int, run: Mapping[str, Any], most: int) -> None:
+    """Refuse a network of the zoo that is too large, before it is built: first it is laid out without memory.
+
+    Raises
+    ------
+    ValueError
+        As soon as one more parameter would be too many.
+    """
+    count = numbers = 0
+
+    def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        nonlocal count, numbers
+        count += 1
+        numbers += 0 if parameter is None else parameter.numel()
+        if count > MAX_BUILT or numbers > most:
+            raise ValueError(
+                f"its network '{model[:100]}' has more than {MAX_BUILT:,} tensors or {most:,} parameters, the limits "
+                "here: --max-mb of the server sets the second"
+            )
+
+    if len(model) > 500:
+        raise ValueError("the name of its network is too long")
+    hook = register_module_parameter_registration_hook(register)
+    try:
+        with torch.device("meta"):
+            make_module(model, model, input_shape, outputs, run["seed"], run["feature_dim"], run["feature_adapter"])
+    finally:
+        hook.remove()
 
 
 def _initial(
@@ -150,17 +260,17 @@ def _initial(
 
 
 def settle(
-    met: Mapping[str, tuple[ClientInfo, Blueprint]], order: list[str]
+    sites: Mapping[str, tuple[ClientInfo, Blueprint]], order: list[str]
 ) -> tuple[dict[int, ClientInfo], dict[str, Blueprint]]:
     """Return the sites, numbered in the federation's order; give every distinct architecture one name.
 
-    Two sites whose own networks have the same name, tensors and frozen parameters have the same architecture; those
-    that share only the name are told apart by the site.
+    Two sites whose own networks have the same name, tensors, cuts and frozen parameters have the same architecture;
+    those that share only the name are told apart by the site.
     """
     infos: dict[int, ClientInfo] = {}
     blueprints: dict[str, Blueprint] = {}
-    for site in [name for name in order if name in met]:
-        info, blueprint = met[site]
+    for site in [name for name in order if name in sites]:
+        info, blueprint = sites[site]
         known = blueprints.get(blueprint.name)
         if known is not None and _kind(known) != _kind(blueprint):
             blueprint = replace(blueprint, name=f"{blueprint.name}@{site}")
@@ -170,7 +280,32 @@ def settle(
 
 
 def _kind(blueprint: Blueprint) -> tuple[Any, ...]:
-    return blueprint.shapes, blueprint.properties, blueprint.frozen
+    return blueprint.shapes, blueprint.properties, blueprint.frozen, blueprint.cuts
+
+
+def read_task(head: Head) -> Task:
+    """Return the task that a site speaks of.
+
+    Raises
+    ------
+    ValueError
+        Where there is no such task.
+    """
+    try:
+        return from_description(head["task"])
+    except Exception as error:  # a number that does not exist, a list that is none
+        raise ValueError(f"it names no task: {error!s:.200}") from error
+
+
+def _check_task(task: Task, head: Head) -> None:
+    """Refuse units of a regression with which nobody could compute, and words that belong to no task."""
+    if in_plain_values(task) != head["task"]:
+        raise ValueError("its task has more words than it needs")
+    if isinstance(task, Regression):
+        if len(task.center) not in (0, head["num_classes"]):
+            raise ValueError(f"its regression has units for {len(task.center)} of {head['num_classes']!s:.20} targets")
+        if not all(abs(value) < MAX_UNIT for value in (*task.center, *task.spread, *(1 / s for s in task.spread))):
+            raise ValueError(f"center, spread and its inverse of its regression must be below {MAX_UNIT:g}")
 
 
 def agree(heads: Mapping[str, Head], public: str | None, needs_public: bool) -> None:
@@ -183,12 +318,22 @@ def agree(heads: Mapping[str, Head], public: str | None, needs_public: bool) -> 
     """
     first, reference = next(iter(heads.items()))
     for site, head in heads.items():
+        if head["task"] != reference["task"]:
+            raise InputError(
+                f"Site {site} learns {_said(head['task'])}, but site {first} {_said(reference['task'])}: all sites "
+                "need the same task, of a regression with the same center and spread (task in what --data returns)."
+            )
         ours, theirs = [str(name) for name in reference["class_names"]], [str(name) for name in head["class_names"]]
         if (theirs, head["num_classes"]) != (ours, len(ours)):
             what = "put them in the order" if sorted(ours) == sorted(theirs) else "name the same classes in the order"
             raise InputError(
                 f"Site {site} has the classes {_listed(theirs)}, but site {first} has {_listed(ours)}: {what} of site "
                 f"{first}, also those without a sample (class_names in what --data returns; without names: 0, 1, ...)."
+            )
+        if head["words"] != reference["words"] or head["groups"] != reference["groups"]:
+            raise InputError(
+                f"The words or categories of site {site} are not those of site {first}, so that the same number means "
+                "something else: load the data of all sites with one form (load(..., form=...))."
             )
         if head["input_shape"] != reference["input_shape"]:
             raise InputError(
@@ -201,12 +346,18 @@ def agree(heads: Mapping[str, Head], public: str | None, needs_public: bool) -> 
             )
 
 
+def _said(task: list[Any]) -> str:
+    """Return a task as it was told, for people."""
+    name, *units = task
+    return f"{name!s:.40}" + (f" with center {units[0]!s:.100} and spread {units[1]!s:.100}" if any(units) else "")
+
+
 def _listed(names: list[str]) -> str:
     """Return class names for people; a long list is cut."""
     return "[" + ", ".join(names[:50]) + (f", ... ({len(names)} in all)]" if len(names) > 50 else "]")
 
 
-def _count(value: Any, least: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 40:
-        raise ValueError(f"{value!r} is not a sensible number")
+def _count(value: Any, least: int = 1, most: int = 1 << 40) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ValueError(f"{value!r:.40} is not a number from {least} to {most}")
     return value

@@ -1,7 +1,7 @@
 """What a reply must look like, found out by rehearsal.
 
-A method says what it sends only by sending it. So before strangers' messages are believed, the server lets the method
-run one round by itself, with a single imaginary client of each architecture and a handful of random samples: twice,
+A method says what it sends only by sending it. So before strangers' messages are accepted, the server lets the method
+run one round by itself, with a single simulated client of each architecture and a handful of random samples: twice,
 with data of different sizes. Names, types and sizes that come out the same both times are demanded of every real
 reply; a size that differed (the number of classes at hand, the size of the public set) may be anything, but must be
 the same wherever it was the same in the rehearsals.
@@ -23,14 +23,21 @@ from polyfed.core.method import Method, Replies, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context, PartyData
 from polyfed.core.samples import Samples
 from polyfed.core.settings import Settings, Training
+from polyfed.core.shape import InputShape
+from polyfed.core.task import CLASSIFICATION, Task
 from polyfed.engines.inprocess import InProcess
+from polyfed.flower.weights import lessened
 from polyfed.models import build, with_feature_dim
+from polyfed.models.contract import cut_shapes
 
 LARGEST = 1e10  # of any number that is not whole; beyond it, one site could drown all others
 LARGE = 2_000_000  # parameters: larger networks are not built just for a rehearsal
 PUBLIC = (24, 16)  # public samples in the two rehearsals
 TRAINING = (Training(epochs=1, batch_size=8, lr=1e-4), Training(epochs=2, batch_size=2, lr=1e-4))
 Sizes = tuple[int, int]  # of one axis in the two rehearsals
+
+
+STAND_INS = {"image": ("mlp:1x16", "cnn:4-8"), "text": ("cnn1d:1x16", "cnn1d:2x24")}
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,7 @@ class Problem:
     input_shape: tuple[int, ...]
     outputs: int
     public: bool  # whether there are public samples
+    task: Task = CLASSIFICATION
 
 
 @dataclass
@@ -52,6 +60,7 @@ class Spec:
     always: bool = True
     low: int | None = None  # of whole numbers
     classes: bool = False  # it lists class numbers
+    counts: bool = False  # it counts the samples
 
 
 @dataclass
@@ -105,31 +114,43 @@ def stand_in(blueprint: Blueprint, problem: Problem, variant: int) -> Blueprint:
 
     It is another one in each rehearsal, so that what depends on a network's inside differs and is not demanded.
     """
-    second = "cnn:4-8" if len(problem.input_shape) == 3 else "mlp:2x24"
+    kind = InputShape(problem.input_shape).kind
+    first, second = STAND_INS.get(kind, ("mlp:1x16", "mlp:2x24"))
     with torch.random.fork_rng(devices=[]):
-        module = build(second if variant else "mlp:1x16", problem.input_shape, problem.outputs)
+        module = build(second if variant else first, problem.input_shape, problem.outputs)
         if blueprint.feature_dim is not None:
             module = with_feature_dim(module, blueprint.feature_dim, "linear")
     state = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     return replace(
-        blueprint, shapes=shapes, buffers=frozenset(), initial=state, build=lambda: module, frozen=frozenset()
+        blueprint,
+        shapes=shapes,
+        buffers=frozenset(),
+        initial=state,
+        build=lambda: module,
+        frozen=frozenset(),
+        cuts=cut_shapes(module, problem.input_shape),
     )
+
+
+def _inputs(number: int, shape: tuple[int, ...], rng: torch.Generator) -> torch.Tensor:
+    if words := InputShape(shape).words:
+        return torch.randint(1, words, (number, *shape), generator=rng)
+    return torch.randn((number, *shape), generator=rng)
 
 
 def _run(
     method: Method, blueprint: Blueprint, problem: Problem, seed: int, variant: int
 ) -> dict[str, tuple[Message, Message]]:
-    """Let the method run one round with one imaginary client and return what it sent and answered in each step."""
+    """Let the method run one round with one simulated client and return what it sent and answered in each step."""
     rng = torch.Generator().manual_seed(variant)
-    present = problem.num_classes if variant == 0 else max(1, problem.num_classes // 2)
-    labels = torch.arange(present).repeat(2 + variant)
-    train = Samples(torch.randn((len(labels), *problem.input_shape), generator=rng), labels)
+    labels = torch.arange(_present(problem, variant)).repeat(2 + variant)
+    train = Samples(_inputs(len(labels), problem.input_shape, rng), _targets(labels, problem))
     public = None
     if problem.public:
-        x = torch.randn((PUBLIC[variant], *problem.input_shape), generator=rng)
-        public = Samples(x, torch.arange(PUBLIC[variant]) % problem.num_classes)
-    counts = train.label_counts(problem.num_classes)
+        x = _inputs(PUBLIC[variant], problem.input_shape, rng)
+        public = Samples(x, _targets(torch.arange(PUBLIC[variant]) % problem.num_classes, problem))
+    counts = train.label_counts(problem.num_classes) if problem.task == CLASSIFICATION else None
     info = ClientInfo(0, len(train), blueprint.name, blueprint.parameters, counts, "rehearsal")
     backend = Recorder(method, [info], [PartyData(train, None, public)], {blueprint.name: blueprint}, train)
     federation = Federation(
@@ -141,9 +162,17 @@ def _run(
         test=train if method.selects_on_test() else None,
         public=public,
         public_classes=problem.outputs - problem.num_classes or None,
+        task=problem.task,
     )
     federation.run()
     return getattr(backend, "seen", {})
+
+
+def _targets(labels: Tensor, problem: Problem) -> Tensor:
+    """Return class numbers as what the task learns."""
+    if problem.task == CLASSIFICATION:
+        return labels
+    return torch.nn.functional.one_hot(labels, problem.num_classes).float()
 
 
 def compare(first: tuple[Message, Message], second: tuple[Message, Message], problem: Problem) -> Template:
@@ -166,9 +195,21 @@ def compare(first: tuple[Message, Message], second: tuple[Message, Message], pro
         if not x.is_floating_point() and x.numel() and y.numel():
             spec.low = 0 if int(x.min()) >= 0 and int(y.min()) >= 0 else None
             spec.classes = _lists_classes(x, problem.num_classes) and _lists_classes(y, problem.num_classes // 2 or 1)
+        spec.counts = all(
+            t.numel() and float(t.double().sum()) == samples_of(problem, variant) for variant, t in enumerate((x, y))
+        )
         template.tensors[name] = spec
     template.meta = {key: type(value) for key, value in first[1].meta.items() if key in second[1].meta}
     return template
+
+
+def samples_of(problem: Problem, variant: int) -> int:
+    """Return how many training samples the client of a rehearsal has."""
+    return (2 + variant) * _present(problem, variant)
+
+
+def _present(problem: Problem, variant: int) -> int:
+    return problem.num_classes if variant == 0 else max(1, problem.num_classes // 2)
 
 
 def _lists_classes(x: Tensor, count: int) -> bool:
@@ -196,6 +237,17 @@ class Expectations:
         if problem is not None:
             raise MessageError(f"Message from {info} refused: {problem}.")
 
+    def weigh(self, reply: Message, step: Step, claimed: ClientInfo, samples: int) -> None:
+        """Let a reply that was checked count with fewer samples than the site says it has, where that is the bound."""
+        if samples >= claimed.samples:
+            return
+        if "samples" in reply.meta:
+            reply.meta["samples"] = samples
+        template = (self.templates[claimed.architecture] or {}).get(step.name, Template())
+        for name in [key.removeprefix("data/") for key, spec in template.tensors.items() if spec.counts]:
+            if name in reply.data:
+                reply.data[name] = lessened(reply.data[name], samples, claimed.samples)
+
     def _wrong(self, reply: Message, sent: Message, step: Step, info: ClientInfo) -> str | None:
         for name, tensor in reply.tensors():
             if tensor.is_floating_point() and tensor.numel() and max(map(abs, map(float, tensor.aminmax()))) > LARGEST:
@@ -222,7 +274,7 @@ class Expectations:
         have = {n: t for n, t in reply.tensors() if not (n.startswith("params/") and n.split("/")[1] in skip)}
         if template.open:
             have = {name: tensor for name, tensor in have.items() if name in template.tensors}
-        wrong = _wrong_tensors(have, template.tensors, self.problem.num_classes)
+        wrong = _wrong_tensors(have, template.tensors, self.problem.num_classes, info.samples)
         return wrong or _wrong_meta(reply, template.meta, template.open)
 
     def _wrong_weights(self, reply: Message, own: Blueprint) -> str | None:
@@ -260,7 +312,7 @@ def _difference(have: Tensor, want: Tensor, name: str) -> str | None:
     return f"'{name}' is {have.dtype} {list(have.shape)}, expected {want.dtype} {list(want.shape)}"
 
 
-def _wrong_tensors(have: Mapping[str, Tensor], want: Mapping[str, Spec], num_classes: int) -> str | None:
+def _wrong_tensors(have: Mapping[str, Tensor], want: Mapping[str, Spec], num_classes: int, samples: int) -> str | None:
     free: dict[Sizes, int] = {}
     for name in sorted(have.keys() | want.keys()):
         if name not in have:
@@ -283,6 +335,8 @@ def _wrong_tensors(have: Mapping[str, Tensor], want: Mapping[str, Spec], num_cla
             len(set(tensor.tolist())) < len(tensor) or (len(tensor) and int(tensor.max()) >= num_classes)
         ):
             return f"'{name}' lists classes twice or beyond {num_classes - 1}"
+        if spec.counts and float(tensor.double().sum()) > samples:
+            return f"'{name}' counts {float(tensor.double().sum()):g} samples, but it joined with {samples}"
     return None
 
 

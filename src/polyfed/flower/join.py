@@ -11,10 +11,12 @@ import httpx
 
 from polyfed.build import ModelSpec
 from polyfed.core.errors import InputError, MessageError, PolyfedError
-from polyfed.flower.codec import Parcel, pack, unpack
+from polyfed.flower.child import LinkError, last_line
+from polyfed.flower.codec import Body, pack, unpack
 from polyfed.flower.keys import SiteKeys, check_names, read_site_keys
-from polyfed.flower.link import LinkError, SiteLink, last_line
+from polyfed.flower.link import SiteLink
 from polyfed.flower.reach import ADVICE, wait_for_server
+from polyfed.flower.signing import SealCheck
 from polyfed.flower.site import Site
 from polyfed.flower.sitedata import SiteData
 
@@ -46,6 +48,8 @@ class Joining:
         Seconds without a server after which the site stops.
     wait
         Seconds to try until the server answers for the first time.
+    audit
+        Whether to ask for the server's audit; it is kept with the state.
     """
 
     server: str
@@ -54,6 +58,7 @@ class Joining:
     state: Path
     give_up: float = 3600.0
     wait: float = 300.0
+    audit: bool = False
 
 
 class EndedEarly(PolyfedError):
@@ -81,6 +86,7 @@ def join(
     """
     keys = check_joining(joining)
     site = Site(keys.name if keys else joining.name, model, data, joining.state, allow, max_bytes, say)
+    site.audit = joining.audit
     link = SiteLink(joining.server, keys, joining.state / "flower")
     say(f"Site {site.name}: {len(data.train)} training and {len(data.test)} test samples, which stay here.")
     say(f"Connecting to {joining.server}; allowed methods: {', '.join(allow) if allow else 'all of this package'}.")
@@ -105,6 +111,7 @@ class Attendance:
         self.lost_since: float | None = None
         self.sent = 0
         self.connected = False
+        self.seal = SealCheck(link.keys) if link.keys else None
 
     def run(self) -> int:
         """Answer messages until the federation ends."""
@@ -164,17 +171,18 @@ class Attendance:
             if task is None:
                 return False
             try:
-                head, blob = unpack(task.letter.content, "the server")
+                head, blob = unpack(task.message.content, "the server", self.seal.check if self.seal else None)
             except MessageError as error:
+                self.say(f"Refused: {error}")
                 task.reply(pack({"error": str(error)}))
                 return True
             if head.get("kind") == "name":
                 task.reply(pack({"name": self.site.name}))
                 return True
-            parcel = Parcel(blob)
+            body = Body(blob)
             del blob
-            answer, body = self.site.answer(head, parcel)
-            task.reply(pack(answer, body))
+            answer, reply = self.site.answer(head, body)
+            task.reply(pack(answer, reply))
             if "run" in head and "error" not in answer:
                 self.sent = self.site.sent(head)
         if self.site.ended is not None:

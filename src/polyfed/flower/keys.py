@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -33,7 +34,7 @@ class ServerKeys:
     certificate: Path
     private_key: Path
     authority: Path
-    sites: dict[str, bytes]
+    sites: dict[str, bytes]  # empty: the key of that site was revoked
 
 
 @dataclass(frozen=True)
@@ -77,20 +78,31 @@ def create_keys(directory: Path, server: str, sites: Sequence[str]) -> list[Path
     _write(directory / "ca.crt", _pem(authority))
     _write(directory / "server.key", _private(server_key), secret=True)
     _write(directory / "server.crt", _pem(certificate))
-    folders = []
-    for name in sites:
-        key = ec.generate_private_key(ec.SECP384R1())
-        folder = directory / f"site-{name}"
-        _write(folder / "site.key", _private(key, serialization.PrivateFormat.OpenSSH), secret=True)
-        _write(folder / "ca.crt", _pem(authority))
-        write_json(folder / "site.json", {"name": name})
-        public = key.public_key().public_bytes(
-            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-        )
-        _write(directory / f"site-{name}.pub", public)
-        folders.append(folder)
+    folders = [make_site(directory, name) for name in sites]
     write_json(directory / "federation.json", {"server": server, "sites": list(sites)})
     return folders
+
+
+def make_site(directory: Path, name: str) -> Path:
+    """Make a key pair for a site in the server's folder, and return the folder to hand out."""
+    folder = directory / f"site-{name}"
+    key = make_site_key(folder, name)
+    _write(folder / "ca.crt", _found(directory / "ca.crt").read_bytes())
+    _write(directory / f"site-{name}.pub", public_pem(key.public_key()))
+    return folder
+
+
+def make_site_key(folder: Path, name: str) -> ec.EllipticCurvePrivateKey:
+    """Make the private key of a site in a folder of its own."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    _write(folder / "site.key", _private(key, serialization.PrivateFormat.OpenSSH), secret=True)
+    write_json(folder / "site.json", {"name": name})
+    return key
+
+
+def public_pem(key: ec.EllipticCurvePublicKey) -> bytes:
+    """Return a public key as a file holds it."""
+    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def check_names(sites: Sequence[str]) -> None:
@@ -110,30 +122,69 @@ def read_server_keys(directory: Path) -> ServerKeys:
         raise InputError(
             f"{directory} holds no keys: make them with 'polyfed keys init {directory} --server HOST ...'."
         )
-    sites = read_json(directory / "federation.json")["sites"]
-    check_names(sites)
+    about = read_federation(directory)
+    sites, revoked = about["sites"], about.get("revoked", [])
     for name in ("ca.crt", "server.crt"):
         _check_certificate(_found(directory / name))
+    load_server_key(_found(directory / "server.key"), directory / "server.crt")
     return ServerKeys(
         certificate=_found(directory / "server.crt"),
         private_key=_found(directory / "server.key"),
         authority=_found(directory / "ca.crt"),
-        sites={name: _found(directory / f"site-{name}.pub").read_bytes() for name in sites},
+        sites={name: b"" if name in revoked else _public(_found(directory / f"site-{name}.pub")) for name in sites},
     )
+
+
+def load_server_key(path: Path, certificate: Path) -> ec.EllipticCurvePrivateKey:
+    """Return the server's private key, once it is sure that it belongs to the certificate."""
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), None)
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise ValueError("it is of another kind")
+        if x509.load_pem_x509_certificate(certificate.read_bytes()).public_key() != key.public_key():
+            raise ValueError(f"it does not belong to {certificate.name}")
+    except Exception as error:  # a damaged file can fail in many ways
+        raise InputError(
+            f"{path} is no private key of the server ({error}): restore it, or make the keys again with "
+            "'polyfed keys init'."
+        ) from error
+    return key
+
+
+def read_federation(directory: Path) -> dict[str, Any]:
+    """Read which sites a federation has."""
+    about = read_json(directory / "federation.json")
+    if not isinstance(about, dict) or not isinstance(about.get("sites"), list):
+        raise InputError(f"{directory / 'federation.json'} is damaged: make the keys again with 'polyfed keys init'.")
+    check_names(list(map(str, about["sites"])))
+    return about
+
+
+def _public(path: Path) -> bytes:
+    content = path.read_bytes()
+    try:
+        key = serialization.load_pem_public_key(content)
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            raise ValueError("it is of another kind")
+    except Exception as error:  # a damaged file can fail in many ways
+        raise InputError(f"{path} is no public key of a site ({error}): sign that site's request again.") from error
+    return content
 
 
 def read_site_keys(directory: Path) -> SiteKeys:
     """Read what `create_keys` wrote for one site."""
     if not (directory / "site.json").is_file():
         raise InputError(f"{directory} holds no site's keys: give the folder site-NAME that you got from the server.")
-    keys = SiteKeys(
-        read_json(directory / "site.json")["name"], _found(directory / "site.key"), _found(directory / "ca.crt")
-    )
-    check_names([keys.name])
+    about = read_json(directory / "site.json")
+    name = about.get("name") if isinstance(about, dict) else None
+    check_names([str(name)])
+    if not (directory / "ca.crt").is_file():
+        raise InputError(f"{directory} has no ca.crt: put the one there that you got when your request was signed.")
+    keys = SiteKeys(str(name), _found(directory / "site.key"), _found(directory / "ca.crt"))
     _check_certificate(keys.authority)
     try:
         serialization.load_ssh_private_key(keys.private_key.read_bytes(), None)
-    except ValueError as error:
+    except Exception as error:  # a damaged file can fail in many ways
         raise InputError(
             f"{keys.private_key} is no private key ({error}): ask the server for this folder again."
         ) from error
@@ -144,7 +195,8 @@ def _check_certificate(path: Path) -> None:
     """Refuse a certificate that is damaged or no longer valid."""
     try:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
-    except ValueError as error:
+        certificate.public_key()
+    except Exception as error:  # a damaged file can fail in many ways
         raise InputError(
             f"{path} is no certificate ({error}): make the keys again with 'polyfed keys init'."
         ) from error

@@ -11,22 +11,19 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
-from flwr.app import Message as Letter
+from flwr.app import Message as FlowerMessage
 from flwr.app import RecordDict
 from flwr.common.constant import SubStatus
 from flwr.common.serde import run_from_proto
-from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
+from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest, UnregisterNodeRequest
 from flwr.proto.fab_pb2 import Fab
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
@@ -45,14 +42,14 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message
 
-from polyfed.core.errors import PolyfedError
-from polyfed.flower import QUIET
+from polyfed.flower.child import Address, Child, LinkError, free_port, last_line
+from polyfed.flower.gate import SECRET_HEADER
 from polyfed.flower.keys import ServerKeys, SiteKeys
-from polyfed.flower.superlink import SECRET_HEADER
+from polyfed.flower.signing import Seal
 from polyfed.flower.supernode import hasten
 
 START = 60.0  # seconds until a Flower process must answer
-BEAT = 10.0  # seconds between two signs of life of a claimed task; Flower forgets a task after 30
+HEARTBEAT = 10.0  # seconds between two signs of life of a claimed task; Flower forgets a task after 30
 PATIENCE = 20.0  # seconds of retries until SuperLink counts as gone
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
@@ -70,59 +67,6 @@ clientapp = "polyfed:none"
 """
 
 
-class LinkError(PolyfedError):
-    """A Flower process did not start, ended, or refused us."""
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where the server listens."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-class Child:
-    """A Flower process that writes to a log file and dies with us."""
-
-    def __init__(self, module: str, arguments: list[str], log: Path) -> None:
-        self.log = log
-        environment = {**os.environ, **QUIET, "FLWR_HOME": str(log.parent / "home")}
-        command = [sys.executable, "-m", f"polyfed.flower.{module}", "--parent", str(os.getpid())]
-        with log.open("ab") as file:
-            self.process = subprocess.Popen(
-                [*command, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                env=environment,
-                process_group=0,  # Ctrl-C is for us: it must not reach this process before the round is done
-            )
-
-    def alive(self) -> bool:
-        """Tell whether the process runs."""
-        return self.process.poll() is None
-
-    def words(self) -> str:
-        """Return the end of its log, to find out why it ended."""
-        with self.log.open("rb") as file:
-            file.seek(max(0, self.log.stat().st_size - 8192))
-            return file.read().decode(errors="replace")
-
-    def stop(self) -> None:
-        """End it: asked first, then forced."""
-        if self.alive():
-            self.process.terminate()
-            try:
-                self.process.wait(10)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait(10)
-
-
 class _Secret:
     """Adds the secret that opens Control to a request."""
 
@@ -134,7 +78,7 @@ class _Secret:
         return call_next(context)
 
 
-class Heart:
+class Heartbeat:
     """Tells Flower from time to time that a claimed task is being worked on."""
 
     def __init__(self, client: RuntimeHttpClient) -> None:
@@ -147,12 +91,12 @@ class Heart:
         while not self.end.is_set():
             with contextlib.suppress(httpx.HTTPError):
                 self.client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
-            self.end.wait(BEAT)
+            self.end.wait(HEARTBEAT)
 
     def stop(self) -> None:
         """Stop beating."""
         self.end.set()
-        self.thread.join(BEAT)
+        self.thread.join(HEARTBEAT)
 
 
 class ServerLink:
@@ -200,21 +144,21 @@ class ServerLink:
 
     def _enter(self, secret: str, executor: str) -> None:
         """Register the sites, start the run and claim it."""
-        control = ControlHttpClient.from_server_address(
+        self.control = control = ControlHttpClient.from_server_address(
             self.address,
             self.keys is None,
             self.certificates,
             [RuntimeVersionHttpInterceptor("flwr CLI"), _Secret(secret)],
         )
         from flwr.cli.build import build_fab_from_files  # heavy imports that a site does not need
-        from flwr.superlink.grid import HttpGrid
+
+        from polyfed.flower.grid import SiteGrid
 
         hasten()
         fab, _ = build_fab_from_files({"pyproject.toml": _FAB})
         self._wait_for(lambda: control.StartRun(StartRunRequest(fab=Fab(content=fab))))
         for name, public in (self.keys.sites if self.keys else {}).items():
-            self.names[control.RegisterNode(RegisterNodeRequest(public_key=public)).node_id] = name
-        control.close()
+            self._register(name, public)
         token = _claim(self._client(_executor(executor)), TaskType.SERVER_APP)
         if token is None:
             raise LinkError(f"SuperLink has no task for us; its log is {self.child.log}.")
@@ -222,8 +166,11 @@ class ServerLink:
         given = self.client.PullTaskInput(PullTaskInputRequest())
         TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
         TaskIdentity.node_id = given.context.node_id
-        self.heart = Heart(self.client)
-        self.grid = HttpGrid(self.address, self.keys is None, self.certificates, token=token)
+        self.heartbeat = Heartbeat(self.client)
+        self.grid = SiteGrid(self.address, self.keys is None, self.certificates, token=token)
+        if self.keys is not None:
+            server = Seal(self.keys)
+            self.grid.sign = lambda node, text, blob: server.sign(self.names[node], text, blob)
         self.grid._retry_invoker.max_time = PATIENCE  # SuperLink is our own child: it is there, or it is gone
         self.grid.set_run(run_from_proto(given.run))
 
@@ -255,11 +202,28 @@ class ServerLink:
             raise LinkError(f"SuperLink ended: {last_line(self.child.words())}")
         return {node.node_id: node.last_activated_at for node in self.grid.get_nodes()}
 
+    def _register(self, name: str, public: bytes) -> None:
+        if public:  # else its key was revoked
+            self.names[self.control.RegisterNode(RegisterNodeRequest(public_key=public)).node_id] = name
+
+    def change_keys(self, sites: Mapping[str, bytes]) -> list[str]:
+        """Shut out revoked keys and let in new ones of our sites; return the sites whose keys changed."""
+        assert self.keys is not None
+        changed = [name for name, public in self.keys.sites.items() if sites.get(name, b"") != public]
+        for name in changed:
+            for node in [node for node, site in self.names.items() if site == name]:
+                self.control.UnregisterNode(UnregisterNodeRequest(node_id=node))
+                del self.names[node]
+            self._register(name, sites.get(name, b""))
+        self.keys = replace(self.keys, sites={name: sites.get(name, b"") for name in self.keys.sites})
+        return changed
+
     def close(self) -> None:
         """End the run and SuperLink."""
+        self.control.close()
         with contextlib.suppress(httpx.HTTPError):
             self.client.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.COMPLETED))
-        self.heart.stop()
+        self.heartbeat.stop()
         self.grid.close()
         self.client.close()
         self.child.stop()
@@ -325,11 +289,11 @@ class SiteLink:
             yield None
             return
         client = self._client(RuntimeTokenHttpInterceptor(token))
-        heart = Heart(client)
+        heartbeat = Heartbeat(client)
         try:
             yield Task(client)
         finally:
-            heart.stop()
+            heartbeat.stop()
             client.close()
 
     def _client(self, *interceptors: Any) -> RuntimeHttpClient:
@@ -350,19 +314,12 @@ class Task:
 
     def __init__(self, client: RuntimeHttpClient) -> None:
         self.client = client
-        self.letter, self.context, _, _ = pull_task_input(client)
+        self.message, self.context, _, _ = pull_task_input(client)
 
     def reply(self, content: RecordDict) -> None:
         """Hand the reply to SuperNode, which carries it to the server."""
-        push_message(self.client, Letter(content, reply_to=self.letter), self.context)
+        push_message(self.client, FlowerMessage(content, reply_to=self.message), self.context)
         self.client.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.COMPLETED))
-
-
-def free_port() -> int:
-    """Return a port of this machine that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _claim(client: RuntimeHttpClient, kind: TaskType) -> str | None:
@@ -379,9 +336,3 @@ def _secret_file(path: Path, secret: str) -> None:
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(secret)
-
-
-def last_line(text: str) -> str:
-    """Return the last line of a log that says anything."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "it said nothing."

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from flwr.app import Message as Letter
+from flwr.app import Message as FlowerMessage
 
 from polyfed.core.errors import MessageError, PolyfedError
+from polyfed.flower import plain
+from polyfed.flower.audit import Audit
 from polyfed.flower.codec import Head, pack, unpack
 
 QUICK, SLOW = 0.05, 0.5  # seconds between two looks for answers: at first, and after some time
@@ -24,15 +26,15 @@ class TooFewSites(PolyfedError):
 class Grid(Protocol):
     """What we use of Flower's grid: its public interface."""
 
-    def push_messages(self, messages: Iterable[Letter]) -> Iterable[str]:
+    def push_messages(self, messages: Iterable[FlowerMessage]) -> Iterable[str]:
         """Send messages and return their names."""
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Letter]:
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[FlowerMessage]:
         """Return the replies that are there."""
 
 
 Question = Callable[[], tuple[Head, bytes]]  # made when it is sent and not kept: it may be as large as a network
-Accept = Callable[[int, Head, bytes], Any]  # reads an answer of a client; raises MessageError if it is not believed
+Accept = Callable[[int, Head, bytes], Any]  # reads an answer of a client; raises MessageError if it cannot be used
 
 
 @dataclass
@@ -80,10 +82,13 @@ class Mailbox:
     say: Callable[[str], None]
     refresh: Callable[[], None] = lambda: None
     members: set[int] | None = None  # who takes part, once that is settled
-    turned_away: set[tuple[int, str]] = field(default_factory=set)  # nodes, with the moment when each connected
+    refused_late: set[tuple[int, str]] = field(default_factory=set)  # nodes, with the moment when each connected
+    audit: Audit = field(default_factory=Audit)
 
-    def ask(self, kind: str, questions: Mapping[int, Question], accept: Accept, quorum: bool = True) -> Answers:
-        """Ask the clients and return their answers.
+    def ask(
+        self, kind: str, questions: Mapping[int, Question], accept: Accept, quorum: bool = True, when: str = ""
+    ) -> Answers:
+        """Ask the clients and return their answers; `when` is for the audit.
 
         A site that is away counts as failed at once if enough others answer; one that is slow has until the deadline.
 
@@ -93,7 +98,7 @@ class Mailbox:
             When fewer than `min_sites` have answered by the deadline and after the further wait, or nobody's answer
             can be used.
         """
-        exchange = Exchange(self, kind, questions, accept)
+        exchange = Exchange(self, kind, questions, accept, when)
         need = min(self.min_sites, len(questions)) if quorum else 0
         start = time.monotonic()
         told = False
@@ -117,40 +122,49 @@ class Mailbox:
             away = client not in exchange.hopeful()
             reason = "is not connected" if away else f"did not answer in {self.deadline:.0f} s"
             exchange.answers.failed[client] = f"{self.names[client]} {reason}"
+            self.audit.write("missing", self.names[client], kind=kind, when=when, why=reason)
         if quorum and not exchange.answers.given:
             raise TooFewSites("No site gave a usable answer. " + " ".join(exchange.answers.failed.values()))
         return exchange.answers
 
-    def turn_away(self, online: Mapping[int, str]) -> None:
+    def refuse_late_sites(self, online: Mapping[int, str]) -> None:
         """Tell those who come when the federation has begun without them; else they would wait for nothing."""
         for client, node in self.node_ids.items():
             if self.members is None or client in self.members or node not in online:
                 continue
-            if (node, online[node]) not in self.turned_away:
-                self.turned_away.add((node, online[node]))
+            if (node, online[node]) not in self.refused_late:
+                self.refused_late.add((node, online[node]))
                 self.say(f"{self.names[client]} came too late: the federation has begun without it.")
-                dismiss(self.grid, node, f"The federation has begun without site {self.names[client]}.")
+                self.audit.write("refused", self.names[client], why="it came too late")
+                send_refusal(self.grid, node, f"The federation has begun without site {self.names[client]}.")
 
     def tell(self, kind: str, clients: Iterable[int], head: Head, patience: float) -> None:
         """Send something that needs no answer to those who are connected, and give it some time to arrive."""
         self.refresh()
         online = self.nodes()
-        letters = {
-            client: Letter(pack(head), self.node_ids[client], kind, ttl=max(patience, 1.0))
+        messages = {
+            client: FlowerMessage(
+                pack(self.with_news(client, head)), self.node_ids[client], kind, ttl=max(patience, 1.0)
+            )
             for client in clients
             if self.node_ids.get(client) in online
         }
-        waiting = set(self.grid.push_messages(list(letters.values()))) if letters else set()
+        waiting = set(self.grid.push_messages(list(messages.values()))) if messages else set()
         end = time.monotonic() + patience
         while waiting and time.monotonic() < end:
-            for letter in self.grid.pull_messages(waiting):
-                waiting.discard(letter.metadata.reply_to_message_id)
+            for message in self.grid.pull_messages(waiting):
+                waiting.discard(message.metadata.reply_to_message_id)
             time.sleep(QUICK)
 
+    def with_news(self, client: int, head: Head) -> Head:
+        """Add what a client that reads along has not been told of the audit."""
+        news = self.audit.news(client)
+        return {**head, "audit": news} if news else head
 
-def dismiss(grid: Grid, node: int, why: str) -> None:
+
+def send_refusal(grid: Grid, node: int, why: str) -> None:
     """Tell a node that it does not take part, and why."""
-    list(grid.push_messages([Letter(pack(refusal(why)), node, "query.end", ttl=60)]))
+    list(grid.push_messages([FlowerMessage(pack(refusal(why)), node, "query.end", ttl=60)]))
 
 
 def refusal(why: str) -> Head:
@@ -161,9 +175,12 @@ def refusal(why: str) -> Head:
 class Exchange:
     """One question to several clients, until it is answered."""
 
-    def __init__(self, mailbox: Mailbox, kind: str, questions: Mapping[int, Question], accept: Accept) -> None:
+    def __init__(
+        self, mailbox: Mailbox, kind: str, questions: Mapping[int, Question], accept: Accept, when: str = ""
+    ) -> None:
         self.mailbox = mailbox
         self.kind = kind
+        self.when = when
         self.questions = questions
         self.accept = accept
         self.open = set(questions)  # clients whose answer is not here and may still come
@@ -175,20 +192,20 @@ class Exchange:
 
     def step(self) -> None:
         """Take in answers (first: who answered may be gone by now), look who is there, and ask who was not asked."""
-        letters = list(self.mailbox.grid.pull_messages(set(self.asked))) if self.asked else []
-        while letters:  # one by one, so that a large answer is gone before the next one is read
-            letter = letters.pop(0)
-            asked = self.asked.pop(letter.metadata.reply_to_message_id, None)
+        messages = list(self.mailbox.grid.pull_messages(set(self.asked))) if self.asked else []
+        while messages:  # one by one, so that a large answer is gone before the next one is read
+            message = messages.pop(0)
+            asked = self.asked.pop(message.metadata.reply_to_message_id, None)
             if asked is not None and asked.client in self.open:
-                self._take(asked, letter)
-            del letter
+                self._take(asked, message)
+            del message
         if time.monotonic() - self.looked > LOOK:
             self.mailbox.refresh()
             self.online = self.mailbox.nodes()
             self.looked = time.monotonic()
             self._forget_lost()
             self._send()
-            self.mailbox.turn_away(self.online)
+            self.mailbox.refuse_late_sites(self.online)
 
     def hopeful(self) -> set[int]:
         """Return the clients that have a question or could be asked now."""
@@ -198,9 +215,9 @@ class Exchange:
 
     def _forget_lost(self) -> None:
         """Drop questions to nodes that went away, also those that came back meanwhile: the question died with them."""
-        for message, asked in list(self.asked.items()):
+        for message_id, asked in list(self.asked.items()):
             if self.online.get(asked.node) != asked.since:
-                del self.asked[message]
+                del self.asked[message_id]
 
     def _send(self) -> None:
         busy = {asked.client for asked in self.asked.values()}
@@ -210,27 +227,36 @@ class Exchange:
                 continue
             self.tries[client] += 1
             head, blob = self.questions[client]()
-            letter = Letter(pack(head, blob), node, self.kind, ttl=self.mailbox.deadline + self.mailbox.wait + 60)
-            del blob
-            for message in self.mailbox.grid.push_messages([letter]):
-                if message:
-                    self.asked[message] = Asked(client, node, self.online[node])
-            del letter  # before the next one is made
+            content = pack(self.mailbox.with_news(client, head), blob)
+            message = FlowerMessage(content, node, self.kind, ttl=self.mailbox.deadline + self.mailbox.wait + 60)
+            del blob, content
+            for message_id in self.mailbox.grid.push_messages([message]):
+                if message_id:
+                    self.asked[message_id] = Asked(client, node, self.online[node])
+            del message  # before the next one is made
 
-    def _take(self, asked: Asked, letter: Any) -> None:
+    def _take(self, asked: Asked, message: Any) -> None:
         """Take in an answer. An error of Flower's own means that the node is gone, and the question can be repeated."""
         name = self.mailbox.names[asked.client]
-        if letter.has_error():
+        if message.has_error():
             self.looked = float("-inf")
             if self.tries[asked.client] >= TRIES:
                 self.open.discard(asked.client)
-                self.answers.failed[asked.client] = f"{name} failed {TRIES} times: {str(letter.error.reason)[:300]}"
+                self.answers.failed[asked.client] = plain(f"{name} failed {TRIES} times: {message.error.reason!s:.300}")
             return
         self.open.discard(asked.client)
+        size = 0
         try:
-            head, blob = unpack(letter.content, name)
+            head, blob = unpack(message.content, name)
+            size = len(blob)
             if "error" in head:
                 raise MessageError(f"{name}: {str(head['error'])[:500]}")
             self.answers.given[asked.client] = self.accept(asked.client, head, blob)
         except MessageError as error:
-            self.answers.failed[asked.client] = str(error)
+            self.answers.failed[asked.client] = plain(str(error))
+        except Exception as error:  # what a site sends can refuse that site, and never end the server
+            words = plain(f"{type(error).__name__}: {error!s:.300}")
+            self.answers.failed[asked.client] = f"Message from {name} refused: it cannot be used ({words})."
+        why = self.answers.failed.get(asked.client)
+        event = {"event": "arrived"} if why is None else {"event": "refused", "why": why}
+        self.mailbox.audit.write(**event, site=name, kind=self.kind, when=self.when, bytes=size)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 
 import httpx
 
+from polyfed.flower.child import Address, LinkError
+from polyfed.flower.gate import MARK
 from polyfed.flower.keys import SiteKeys
-from polyfed.flower.link import Address, LinkError
-from polyfed.flower.superlink import MARK
 
 PATIENCE = 5.0  # seconds for one answer
 PAUSE = 2.0  # seconds between two attempts

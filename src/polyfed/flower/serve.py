@@ -17,26 +17,34 @@ from polyfed.core.checkpoint import pack_tree, unpack_tree, write_atomic
 from polyfed.core.errors import InputError, PolyfedError, RunDirectoryError
 from polyfed.core.federation import Line
 from polyfed.core.method import Method
-from polyfed.core.needs import check_needs
-from polyfed.core.party import ClientInfo
+from polyfed.core.metrics import Metric, make_metrics
+from polyfed.core.needs import check_needs, missing
+from polyfed.core.party import Blueprint, ClientInfo
+from polyfed.core.privacy import check_privacy
+from polyfed.core.robust import check_rule
 from polyfed.core.rundir import RunDirectory
 from polyfed.core.samples import Samples
 from polyfed.core.settings import Settings
+from polyfed.core.task import CLASSIFICATION
+from polyfed.flower.audit import Audit
 from polyfed.flower.backend import FlowerBackend, LiveFederation
+from polyfed.flower.child import Address, LinkError
 from polyfed.flower.codec import Head
-from polyfed.flower.describe import agree, meet, settle
+from polyfed.flower.describe import MAX_SAMPLES, agree, read_introduction, read_task, settle, shape_of
 from polyfed.flower.expect import Expectations, Problem
-from polyfed.flower.gathering import END_SECONDS, Gathering, Met, NodeDirectory
 from polyfed.flower.keys import ServerKeys, check_names, read_server_keys
-from polyfed.flower.link import Address, LinkError, ServerLink
-from polyfed.flower.mailbox import Mailbox, TooFewSites
+from polyfed.flower.link import ServerLink
+from polyfed.flower.mailbox import Mailbox, TooFewSites, refusal
 from polyfed.flower.reach import check_free
+from polyfed.flower.registration import END_SECONDS, Introductions, NodeDirectory, Registration
 from polyfed.flower.sitedata import fingerprint
+from polyfed.flower.weights import in_words
 from polyfed.result import Result
 from polyfed.terminal.live import Stopped
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 Observer = Callable[[Line], None]
+Met = tuple[ClientInfo, Blueprint]  # what an introduction tells
 Observers = Sequence[Observer] | Callable[[], Sequence[Observer]]  # a function is called when the sites are there
 
 
@@ -60,6 +68,10 @@ class Hosting:
         Seconds that a site has for one exchange.
     max_bytes
         Of one message.
+    max_share
+        How much of the whole one site may weigh: a share of the samples of all sites.
+    max_samples
+        How many samples a site can say that it has.
     """
 
     host: str = "0.0.0.0"
@@ -70,6 +82,8 @@ class Hosting:
     wait: float = 120.0
     deadline: float = 600.0
     max_bytes: int = 1 << 30
+    max_share: float = 1.0
+    max_samples: int = MAX_SAMPLES
 
 
 def serve(
@@ -96,6 +110,10 @@ def serve(
     method = config.method
     if method.pools_data:
         raise InputError(f"{method.name} puts all data in one place: it exists in simulations only.")
+    if config.trust.attack is not None:
+        raise InputError("attack is for simulations: in a real federation nobody is malicious on request.")
+    check_rule(config.trust.rule(), method, methods.candidates)
+    check_privacy(config.privacy, method)
     if "public" in method.requirements() and public is None:
         raise InputError(f"{method.name} needs public data: give --public the same here and at every site.")
     keys, sites = _check(hosting)
@@ -108,8 +126,10 @@ def serve(
         directory.close()
         raise
     try:
+        audit = Audit(out)
         say(f"Listening on {link.bind}; the sites are {', '.join(sites)}.")
-        node_directory = NodeDirectory(link, sites, keys is not None, say)
+        audit.write("resumed" if resume else "started", method=method.name, federation=run["federation"], sites=sites)
+        node_directory = NodeDirectory(link, sites, keys is not None, say, audit)
         mailbox = Mailbox(
             grid=link.grid,
             nodes=link.nodes,
@@ -120,9 +140,22 @@ def serve(
             wait=hosting.wait,
             say=say,
             refresh=node_directory.refresh,
+            audit=audit,
         )
-        given = Given(method, config.settings(), run, sites, directory, public, public_classes, test, hosting.max_bytes)
-        return lead(mailbox, given, resume, observers, say)
+        given = Given(
+            method,
+            config.settings(),
+            run,
+            sites,
+            directory,
+            public,
+            public_classes,
+            test,
+            hosting.max_bytes,
+            hosting.max_share,
+            hosting.max_samples,
+        )
+        return run_federation(mailbox, given, resume, observers, say)
     except httpx.HTTPError as error:
         raise LinkError(f"SuperLink does not answer any more ({error}); its log is {link.child.log}.") from error
     finally:
@@ -143,54 +176,105 @@ class Given:
     public_classes: int | None = None
     test: Samples | None = None
     max_bytes: int = 1 << 30
+    max_share: float = 1.0
+    max_samples: int = MAX_SAMPLES
+    metrics: tuple[Metric, ...] = ()  # where they are functions; otherwise the settings name them
+
+    def read(self, site: str, head: Head, blob: bytes) -> Met:
+        """Read an introduction."""
+        return read_introduction(site, head, blob, self.method, self.run, self.max_bytes, self.max_samples)
 
 
-def lead(
+def run_federation(
     mailbox: Mailbox,
     given: Given,
     resume: bool = False,
     observers: Observers = (),
     say: Callable[[str], None] = print,
 ) -> Result:
-    """Meet the sites, run the rounds, say goodbye."""
+    """Register the sites, run the rounds, tell the sites that it is over."""
     assert given.directory is not None
     out = given.directory.path
     check = partial(agree, public=fingerprint(given.public), needs_public="public" in given.method.requirements())
-    met = Gathering(mailbox, given.run, given.sites, say, check).wait(_load_roster(out) if resume else {})
-    _save_roster(out, met)
-    clients = [given.sites.index(site) for site in met]
+    registration = Registration(mailbox, given.run, given.sites, say, check, given.read)
+    introductions = registration.wait(_load_introductions(out) if resume else {})
+    _leave_out_misfits(mailbox, given, introductions, registration.met, say)
+    clients = [given.sites.index(site) for site in introductions]
     try:
-        federation, infos = convene(mailbox, given, met, observers() if callable(observers) else observers)
+        federation, infos = make_federation(
+            mailbox, given, introductions, observers() if callable(observers) else observers, registration.met
+        )
+        _save_introductions(out, introductions)  # not earlier: what does not fit must not come back with --resume
         mailbox.members = set(infos)
+        for line in in_words(infos, federation.backend.infos):
+            say(line)
         history = federation.run(resume)
     except PolyfedError as error:
         if not isinstance(error, TooFewSites | Stopped):  # after these the run is resumed: the sites wait for that
+            mailbox.audit.write("ended", why=str(error))
             mailbox.tell("query.end", clients, {"kind": "end", "run": given.run, "reason": str(error)}, END_SECONDS)
         raise
+    mailbox.audit.write("ended")
     mailbox.tell("query.end", clients, {"kind": "end", "run": given.run, "reason": ""}, END_SECONDS)
-    return _result(federation, infos, next(iter(met.values()))[0], history, given.directory)
+    return _result(federation, infos, next(iter(introductions.values()))[0], history, given.directory)
 
 
-def convene(
-    mailbox: Mailbox, given: Given, met: Met, observers: Sequence[Observer]
+def _leave_out_misfits(
+    mailbox: Mailbox, given: Given, introductions: Introductions, met: Mapping[str, Met], say: Callable[[str], None]
+) -> None:
+    """Go on without sites whose networks do not fit the method by themselves, if enough others are there.
+
+    Else the method is the wrong one for these sites, and they all hear that.
+    """
+    for_method = given.method
+    wrong: dict[str, str] = {}
+    for site, (head, _) in introductions.items():
+        info, own = met[site]
+        need = missing(for_method, [info], {own.name: own}, given.public, shape_of(head), read_task(head))
+        if need is not None:
+            wrong[site] = f"Site {site} cannot take part: {for_method.name} needs {need}."
+    if not wrong or len(introductions) - len(wrong) < mailbox.min_sites:
+        return
+    for site, why in wrong.items():
+        del introductions[site]
+        say(f"Not taking part: {why}")
+        mailbox.audit.write("refused", site, why=why)
+        mailbox.tell("query.end", [given.sites.index(site)], refusal(why), END_SECONDS)
+
+
+def make_federation(
+    mailbox: Mailbox,
+    given: Given,
+    introductions: Introductions,
+    observers: Sequence[Observer],
+    met: Mapping[str, Met] | None = None,
 ) -> tuple[LiveFederation, dict[int, ClientInfo]]:
-    """Check that the sites and the method fit together, and make the federation of them."""
+    """Check that the sites and the method fit together, and make the federation of them.
+
+    Returns it with the sites as they described themselves; what they count with is bounded.
+    """
     method, run = given.method, given.run
-    heads = {site: head for site, (head, _) in met.items()}
+    heads = {site: head for site, (head, _) in introductions.items()}
     agree(heads, fingerprint(given.public), "public" in method.requirements())
-    known = {site: meet(site, head, blob, method, run, given.max_bytes) for site, (head, blob) in met.items()}
+    known = {site: met[site] if met else given.read(site, head, blob) for site, (head, blob) in introductions.items()}
     infos, blueprints = settle(known, given.sites)
     first = next(iter(heads.values()))
-    shape, classes = tuple(first["input_shape"]), first["num_classes"]
-    check_needs(method, list(infos.values()), blueprints, given.public, shape, methods.candidates)
+    shape, classes, task = shape_of(first), first["num_classes"], read_task(first)
+    check_needs(method, list(infos.values()), blueprints, given.public, shape, methods.candidates, task)
+    metrics = given.metrics or make_metrics(given.settings.evaluation.metrics, task)
+    if given.settings.evaluation.patience is not None and not any(head["validation"] for head in heads.values()):
+        raise InputError("patience needs validation data, but no site has any (validation in what --data returns).")
+    if given.test is not None and tuple(given.test.y.shape[1:]) != (() if task == CLASSIFICATION else (classes,)):
+        raise InputError(f"The server's test set has no targets of {task.name} as the sites have: leave it out.")
     outputs = method.outputs(classes, given.public_classes)
     run["public_classes"] = outputs - classes or None
     run["class_names"] = list(first["class_names"])
-    problem = Problem(classes, shape, outputs, given.public is not None)
+    run["metrics"] = [metric.name for metric in metrics]
+    problem = Problem(classes, shape, outputs, given.public is not None, task)
     expectations = Expectations(method, blueprints, problem, given.settings.seed)
     federation = LiveFederation(
         method,
-        FlowerBackend(mailbox, infos, blueprints, run, expectations, given.max_bytes),
+        FlowerBackend(mailbox, infos, blueprints, run, expectations, given.max_bytes, given.max_share),
         given.settings,
         num_classes=classes,
         input_shape=shape,
@@ -199,6 +283,8 @@ def convene(
         public_classes=run["public_classes"],
         directory=given.directory,
         observers=observers,
+        task=task,
+        metrics=metrics,
     )
     federation.sites = len(given.sites)
     return federation, infos
@@ -225,6 +311,10 @@ def _check(hosting: Hosting) -> tuple[ServerKeys | None, list[str]]:
         raise InputError(f"--min-sites is {hosting.min_sites}, but there are {len(sites)} sites.")
     if hosting.deadline <= 0 or hosting.wait < 0:
         raise InputError("--deadline must be positive and --wait must not be negative.")
+    if not 0 < hosting.max_share <= 1:
+        raise InputError(f"--max-share is a share of all samples, above 0 and at most 1, not {hosting.max_share:g}.")
+    if hosting.max_samples < 1:
+        raise InputError("--max-samples must be positive.")
     return keys, sites
 
 
@@ -254,6 +344,7 @@ def run_head(method: Method, settings: Settings, networks: Networks, federation:
         "options": {item.name: getattr(method, item.name) for item in fields(method)},
         "seed": settings.seed,
         "training": asdict(settings.training),
+        "privacy": asdict(settings.privacy),
         "feature_dim": networks.feature_dim,
         "feature_adapter": networks.feature_adapter,
         "rounds": planned if planned is not None else settings.rounds,
@@ -261,16 +352,16 @@ def run_head(method: Method, settings: Settings, networks: Networks, federation:
     }
 
 
-def _save_roster(out: Path, met: Met) -> None:
+def _save_introductions(out: Path, introductions: Introductions) -> None:
     """Keep the introductions: a resumed run must lay out the same tensors, also for a site that is away then."""
     tree = {
         site: {"head": head, "blob": torch.frombuffer(bytearray(blob), dtype=torch.uint8) if blob else None}
-        for site, (head, blob) in met.items()
+        for site, (head, blob) in introductions.items()
     }
     write_atomic(out / "sites.safetensors", pack_tree(tree))
 
 
-def _load_roster(out: Path) -> Met:
+def _load_introductions(out: Path) -> Introductions:
     path = out / "sites.safetensors"
     if not path.is_file():
         return {}
@@ -293,13 +384,14 @@ def _result(
     result = Result(
         method=federation.method.name,
         seed=federation.settings.seed,
-        rounds=federation.rounds,
+        rounds=int(history[-1]["round"]) if history else federation.rounds,
         history=history,
         cost=federation.meter,
         architectures=[info.architecture for info in ordered],
         samples=[info.samples for info in ordered],
         server_model=federation.server.models.get("main"),
         directory=directory.path,
+        task=federation.ctx.task,
     )
     result.parameters = [info.parameters for info in ordered]
     result.class_names = list(first["class_names"])

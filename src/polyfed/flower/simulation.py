@@ -15,21 +15,24 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Context as FlowerContext
-from flwr.app import Message as Letter
+from flwr.app import Message as FlowerMessage
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from polyfed.build import ModelSpec
 from polyfed.config import Networks
 from polyfed.core.errors import InputError, PolyfedError
-from polyfed.core.federation import Federation, Line
+from polyfed.core.federation import Federation, Observer
 from polyfed.core.method import Method
+from polyfed.core.metrics import Metric
 from polyfed.core.party import Blueprint
+from polyfed.core.rundir import RunDirectory
+from polyfed.core.settings import Settings
 from polyfed.data import Clients
 from polyfed.flower.codec import Head, pack, unpack
-from polyfed.flower.gathering import Gathering
 from polyfed.flower.mailbox import Mailbox
-from polyfed.flower.serve import Given, convene, run_head
+from polyfed.flower.registration import Registration
+from polyfed.flower.serve import Given, make_federation, run_head
 from polyfed.flower.site import Site, last_state
 from polyfed.flower.sitedata import SiteData
 
@@ -38,67 +41,85 @@ DEADLINE = 24 * 3600.0  # seconds: in a simulation everybody is waited for
 ACTIONS = (("train", "work"), ("query", "describe"), ("query", "measure"), ("query", "name"))
 
 
-def simulate(
-    federation: Federation,
-    clients: Clients,
-    models: Sequence[ModelSpec],
-    networks: Networks = Networks(),  # noqa: B008 (frozen)
-    resume: bool = False,
-) -> list[Line]:
-    """Run a prepared federation in Flower's simulation runtime, one processor for each client at work.
-
-    The sites' states are files, as in a real federation: in the run directory, so that a run can be resumed. At the end
-    the federation that was given holds what an in-process run would have left in it.
+def check_simulation(method: Method, settings: Settings) -> None:
+    """Refuse what Flower's simulation cannot do, before anything is written.
 
     Raises
     ------
     InputError
-        When Ray is not installed, or the method pools data.
+        When Ray is not installed, the method pools data, or a setting is not possible at sites.
     """
-    method = federation.method
     if importlib.util.find_spec("ray") is None:
         raise InputError("The engine 'flower' needs Ray: pip install 'polyfed[simulation]'.")
     if method.pools_data:
         raise InputError(f"{method.name} puts all data in one place: use another engine.")
+    if settings.evaluation.samples is not None:
+        raise InputError("evaluate_samples is not for the engine 'flower': its sites measure on all test samples.")
+
+
+def simulate(
+    method: Method,
+    settings: Settings,
+    clients: Clients,
+    models: Sequence[ModelSpec],
+    networks: Networks = Networks(),  # noqa: B008 (frozen)
+    directory: RunDirectory | None = None,
+    observers: Sequence[Observer] = (),
+    resume: bool = False,
+    metrics: tuple[Metric, ...] = (),
+) -> tuple[Federation, dict[int, Any]]:
+    """Run a federation in Flower's simulation runtime, one processor for each client at work.
+
+    The sites' states are files, as in a real federation: in the run directory, so that a run can be resumed.
+
+    Returns
+    -------
+    tuple
+        The finished federation, and the states that the sites ended up with, by client.
+
+    Raises
+    ------
+    InputError
+        See `check_simulation`.
+    """
+    check_simulation(method, settings)
     from flwr.simulation import run_simulation
 
     # The sites' states follow the checkpoint.
-    every_round = replace(federation.settings.execution, checkpoint_seconds=0.0)
-    settings = replace(federation.settings, execution=every_round)
-    directory = federation.directory
+    settings = replace(settings, execution=replace(settings.execution, checkpoint_seconds=0.0))
     keep = nullcontext(str(directory.path / "sites")) if directory else tempfile.TemporaryDirectory(prefix="polyfed-")
     with keep as folder:
         # The folder is this run's alone, so that its seed tells it from others.
         run = run_head(method, settings, networks, f"{settings.seed & 0xFFFFFFFF:016x}")
         names = [f"client-{number}" for number in range(len(clients))]
         apart = clients.own_public_classes()
-        given = Given(method, settings, run, names, directory, clients.public, apart, clients.test)
-        stage = Stage(given, federation, resume)
+        given = Given(method, settings, run, names, directory, clients.public, apart, clients.test, metrics=metrics)
+        server = SimulatedServer(given, observers, resume)
         run_simulation(
-            server_app=stage.server_app(),
-            client_app=client_app(method, clients, models, Path(folder)),
+            server_app=server.app(),
+            client_app=client_app(method, clients, models, Path(folder), metrics),
             num_supernodes=len(clients),
             backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
         )
-        if stage.error is not None:
-            raise stage.error
-        if not federation.history:
+        if server.error is not None:
+            raise server.error
+        if server.federation is None or not server.federation.history:
             raise PolyfedError("Flower's simulation ended without a result; its messages are above.")
         states = {number: last_state(Path(folder) / str(number), run) for number in range(len(clients))}
-        federation.backend.restore({number: state for number, state in states.items() if state is not None})
-    return federation.history
+    return server.federation, {number: state for number, state in states.items() if state is not None}
 
 
-class Stage:
+class SimulatedServer:
     """The server as a Flower app: the round loop over Flower's grid. Flower swallows errors, so they are kept here."""
 
-    def __init__(self, given: Given, outcome: Federation, resume: bool) -> None:
+    def __init__(self, given: Given, observers: Sequence[Observer], resume: bool) -> None:
         self.given = given
-        self.outcome = outcome
+        self.observers = observers
         self.resume = resume
+        self.federation: Federation | None = None
         self.error: BaseException | None = None
 
-    def server_app(self) -> ServerApp:
+    def app(self) -> ServerApp:
         """Return the app."""
         app = ServerApp()
 
@@ -112,23 +133,26 @@ class Stage:
         return app
 
     def perform(self, grid: Grid) -> None:
-        """Run the rounds and hand over what they left."""
+        """Find the sites and run the rounds."""
         given = self.given
         nodes = _all_nodes(grid, len(given.sites))
         node_ids = _ask_names(grid, list(nodes), given.sites)
         names = dict(enumerate(given.sites))
         mailbox = Mailbox(grid, lambda: nodes, node_ids, names, DEADLINE, len(names), DEADLINE, lambda text: None)
-        met = Gathering(mailbox, given.run, given.sites, lambda text: None).wait({})
-        federation, _ = convene(mailbox, given, met, self.outcome.observers)
-        federation.run(self.resume)
-        self.outcome.history, self.outcome.meter = federation.history, federation.meter
-        self.outcome.server, self.outcome.ctx = federation.server, federation.ctx
+        introductions = Registration(mailbox, given.run, given.sites, lambda text: None).wait({})
+        self.federation, _ = make_federation(mailbox, given, introductions, self.observers)
+        self.federation.run(self.resume)
 
 
-class ImaginarySite(Site):
+class SimulatedSite(Site):
     """A site at which nobody sits: it has nothing to be told, and the method may be anybody's own class."""
 
     fixed: Method
+    measures: tuple[Metric, ...] = ()
+
+    def metrics(self, run: Mapping[str, Any]) -> tuple[Metric, ...]:
+        """Return the metrics that were given to the simulation."""
+        return self.measures
 
     def method(self, head: Head) -> Method:
         """Return the method that was given to the simulation."""
@@ -138,15 +162,21 @@ class ImaginarySite(Site):
         """Say nothing."""
 
 
-def client_app(method: Method, clients: Clients, models: Sequence[ModelSpec], folder: Path) -> ClientApp:
+def client_app(
+    method: Method,
+    clients: Clients,
+    models: Sequence[ModelSpec],
+    folder: Path,
+    metrics: tuple[Metric, ...] = (),
+) -> ClientApp:
     """Return all sites as one Flower app; each node has its own number."""
     app = ClientApp()
 
-    def answer(letter: Letter, context: FlowerContext) -> Letter:
+    def answer(message: FlowerMessage, context: FlowerContext) -> FlowerMessage:
         number = int(context.node_config["partition-id"])
-        head, blob = unpack(letter.content, "the server")
+        head, blob = unpack(message.content, "the server")
         if head.get("kind") == "name":
-            return Letter(pack({"name": f"client-{number}"}), reply_to=letter)
+            return FlowerMessage(pack({"name": f"client-{number}"}), reply_to=message)
         train, validation = clients.client(number)
         data = SiteData(
             train,
@@ -156,11 +186,14 @@ def client_app(method: Method, clients: Clients, models: Sequence[ModelSpec], fo
             clients.public,
             clients.own_public_classes(),
             clients.class_names,
+            clients.own_tests(number).get(number),
+            clients.task,
+            clients.input_shape,
         )
         model = models[number % len(models)]
-        site = ImaginarySite(f"client-{number}", model, data, folder / str(number), say=lambda text: None)
-        site.fixed = method
-        return Letter(pack(*site.answer(head, blob)), reply_to=letter)
+        site = SimulatedSite(f"client-{number}", model, data, folder / str(number), say=lambda text: None)
+        site.secure, site.fixed, site.measures = False, method, metrics
+        return FlowerMessage(pack(*site.answer(head, blob)), reply_to=message)
 
     for kind, action in ACTIONS:
         getattr(app, kind)(action)(answer)
@@ -168,7 +201,7 @@ def client_app(method: Method, clients: Clients, models: Sequence[ModelSpec], fo
 
 
 def _all_nodes(grid: Any, count: int) -> dict[int, str]:
-    """Wait until Flower has set up all its imaginary nodes."""
+    """Wait until Flower has set up all its simulated nodes."""
     end = time.monotonic() + START
     while len(found := list(grid.get_node_ids())) < count:
         if time.monotonic() > end:
@@ -179,9 +212,9 @@ def _all_nodes(grid: Any, count: int) -> dict[int, str]:
 
 def _ask_names(grid: Any, nodes: list[int], names: list[str]) -> dict[int, int]:
     """Find out which node is which client."""
-    letters = [Letter(pack({"kind": "name"}), node, "query.name") for node in nodes]
+    messages = [FlowerMessage(pack({"kind": "name"}), node, "query.name") for node in nodes]
     node_ids = {}
-    for letter in grid.send_and_receive(letters):
-        head, _ = unpack(letter.content, "a node")
-        node_ids[names.index(head["name"])] = letter.metadata.src_node_id
+    for message in grid.send_and_receive(messages):
+        head, _ = unpack(message.content, "a node")
+        node_ids[names.index(head["name"])] = message.metadata.src_node_id
     return node_ids

@@ -6,9 +6,12 @@ it was taken, so a message that is repeated, or a server that went back to its c
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -18,19 +21,21 @@ from torch import nn
 
 from polyfed import methods
 from polyfed.build import ModelSpec
-from polyfed.core.checkpoint import pack_tree, read_json, read_tree, write_atomic, write_json
+from polyfed.core.checkpoint import pack_tree, read_json, read_tree, sweep, write_atomic, write_json
 from polyfed.core.errors import InputError, MessageError, PolyfedError
 from polyfed.core.evaluate import measure
 from polyfed.core.message import Message
 from polyfed.core.method import EVALUATE, Method, Step
+from polyfed.core.metrics import Metric, make_metrics
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, PartyData, load_state
+from polyfed.core.privacy import LEDGER, Privacy
 from polyfed.core.rng import seeded
 from polyfed.core.runner import run_stage
 from polyfed.core.settings import Training
 from polyfed.core.threads import one_thread
 from polyfed.engines.inprocess import drive, receive
-from polyfed.flower.codec import Head, Parcel
-from polyfed.flower.describe import introduce, make_own_blueprint
+from polyfed.flower.codec import Body, Head
+from polyfed.flower.describe import JOINING, MEASURING, WORKING, introduce, make_own_blueprint
 from polyfed.flower.expect import Problem, in_words, rehearse
 from polyfed.flower.sitedata import SiteData
 
@@ -60,25 +65,35 @@ class Site:
         self.allow = tuple(allow)
         self.max_bytes = max_bytes
         self.say = say
+        self.secure = True  # noise comes from the operating system; a simulation takes it from the seed
         self.told: set[str] = set()
         self.built: tuple[Any, Blueprint, nn.Module] | None = None
         self.ended: str | None = None  # why the federation ended
         self.refused: str | None = None  # why this site cannot take part
+        self.audit = False  # whether to ask for the server's audit
+
+    def answer(self, head: Head, body: bytes | Body) -> tuple[Head, bytes]:
+        """Do what a message asks, and count every byte that leaves."""
+        answer, blob = self._answer(head, body)
+        with suppress(PolyfedError, KeyError, TypeError):  # a message that names no federation
+            self.read_along(head)
+            self.count(head, len(json.dumps(answer)) + len(blob))
+        return answer, blob
 
     @one_thread()
-    def answer(self, head: Head, body: bytes | Parcel) -> tuple[Head, bytes]:
+    def _answer(self, head: Head, body: bytes | Body) -> tuple[Head, bytes]:
         """Do what a message asks; whatever goes wrong is told to the server in one sentence, and the site lives on."""
         try:
-            parcel = Parcel(body) if isinstance(body, bytes) else body
+            body = Body(body) if isinstance(body, bytes) else body
             kind = head.get("kind")
             if kind == "describe":
                 return self.describe(head)
             if kind in ("work", "measure"):
                 self.check_classes(head["run"])
             if kind == "work":
-                return self.work(head, parcel)
+                return self.work(head, body)
             if kind == "measure":
-                return self.measure(head, parcel)
+                return self.measure(head, body)
             if kind == "end":
                 self.ended = str(head.get("reason", ""))[:2000]
                 if head.get("refused"):
@@ -104,7 +119,7 @@ class Site:
         blueprint, _ = self.network(method, run)
         self.tell(method, blueprint, run)
         about, initial = introduce(method, self.model, self.data, blueprint)
-        return {"name": self.name, **about}, initial
+        return {"name": self.name, **about, "audit": self.audit}, initial
 
     def check_classes(self, run: Mapping[str, Any]) -> None:
         """Refuse to work on other classes than those that the sites agreed on, as after a start with other data."""
@@ -115,7 +130,7 @@ class Site:
                 f"[{', '.join(map(str, agreed))}]: join with the same data as before."
             )
 
-    def work(self, head: Head, parcel: Parcel) -> tuple[Head, bytes]:
+    def work(self, head: Head, body: Body) -> tuple[Head, bytes]:
         """Take part in one exchange."""
         start = time.perf_counter()
         tag = tag_of(head)
@@ -123,28 +138,38 @@ class Site:
         party, ctx = self.open(method, head, before=tag)
         step = Step(**{key: head["step"][key] for key in ("name", "who", "down", "up")})
         with ctx.own_draws(f"own/{step.name}", party):
-            self.take(method, party, self.read(parcel), step, ctx)
+            self.take(method, party, self.read(body), step, ctx)
             reply, loss = drive(method, party, step, ctx)
         party.inbox = Message()  # it may be as large as the reply, which is written now
         if step.up and reply.wire_bytes() > self.max_bytes:
             raise MessageError(f"Its reply has {reply.wire_bytes()} bytes, the limit is {self.max_bytes}.")
+        self.keep_ledger(head, party)  # before anything leaves
         self.keep(head, tag, party)
-        self.count(head, reply.nbytes() if step.up else 0)
         answer = reply.to_bytes() if step.up else b""
-        return {"loss": loss, "seconds": time.perf_counter() - start}, answer
+        told = {"loss": loss, "seconds": time.perf_counter() - start}
+        if ctx.privacy.on:  # the loss is one of samples, without noise
+            told |= {"loss": 0.0, "epsilon": party.memory.get(LEDGER, {}).get("epsilon", 0.0)}
+        return told, answer
 
-    def measure(self, head: Head, parcel: Parcel) -> tuple[Head, bytes]:
+    def measure(self, head: Head, body: Body) -> tuple[Head, bytes]:
         """Measure this site's model as it would be after receiving the message; nothing here changes."""
         method = self.method(head)
-        message = self.read(parcel)
-        results = {}
-        for on, samples in (("test", self.data.test), ("validation", self.data.validation)):
-            if samples is not None and len(samples):
+        message = self.read(body)
+        results: dict[str, list[Any]] = {}
+        data = self.data
+        for on, samples in (("test", data.test), ("validation", data.validation), ("personal", data.own_test)):
+            if on == "personal" and samples is data.test and "test" in results:
+                results[on] = results["test"]
+            elif samples is not None and len(samples):
                 party, ctx = self.open(method, head, before=(*tag_of(head)[:2], LAST))
                 self.take(method, party, message, EVALUATE, ctx)
                 found = measure(method, party, samples, ctx)
-                results[on] = [found.accuracy, found.loss, found.samples, found.private]
+                results[on] = [found.accuracy, found.loss, found.samples, found.private, found.metrics]
         return {"measures": results}, b""
+
+    def metrics(self, run: Mapping[str, Any]) -> tuple[Metric, ...]:
+        """Return what else is measured here, by the names that the server gave."""
+        return make_metrics([str(name) for name in run.get("metrics", ())], self.data.task)
 
     # --- the party ---
 
@@ -183,9 +208,13 @@ class Site:
             input_shape=self.data.input_shape,
             clients=int(head["clients"]),
             public_classes=run["public_classes"],
+            privacy=privacy_of(run),
+            secure=self.secure,
             phase=head["phase"],
             participants=tuple(head["participants"]),
             blueprints={info.architecture: blueprint},
+            task=self.data.task,
+            metrics=self.metrics(run),
         )
         ctx.run_stage = lambda stage, party, name: run_stage(stage, party, ctx, name)
         party = Party(info.id, info, PartyData(self.data.train, self.data.validation, self.data.public))
@@ -199,11 +228,26 @@ class Site:
             for model, state in tree["models"].items():
                 load_state(party.models[model], state)
             party.memory = tree["memory"]
+        if ctx.privacy.on and self.secure and self.ledger(head).is_file():
+            party.memory[LEDGER] = read_json(self.ledger(head))
         return party, ctx
 
-    def read(self, parcel: Parcel) -> Message:
+    def ledger(self, head: Head) -> Path:
+        """Return the file with what this site has spent of its privacy budget.
+
+        It is not part of a state: a server that went back to its checkpoint asks for a training again, and what that
+        costs is spent again.
+        """
+        return self.home(head) / "privacy.json"
+
+    def keep_ledger(self, head: Head, party: Party) -> None:
+        """Write down what is spent."""
+        if LEDGER in party.memory and self.secure:
+            write_json(self.ledger(head), party.memory[LEDGER])
+
+    def read(self, body: Body) -> Message:
         """Read what came with a message."""
-        blob = parcel.take()
+        blob = body.take()
         return Message.from_bytes(blob, self.max_bytes, SERVER) if blob else Message()
 
     def take(self, method: Method, party: Party, message: Message, step: Step, ctx: Context) -> None:
@@ -235,7 +279,9 @@ class Site:
     def keep(self, head: Head, tag: Tag, party: Party) -> None:
         """Write the state, then forget what no repetition can ask for: all but this phase and the last state before."""
         models = {name: dict(module.state_dict()) for name, module in party.models.items()}
-        write_atomic(self.path(head, tag), pack_tree({"models": models, "memory": party.memory}))
+        self.home(head).mkdir(mode=0o700, parents=True, exist_ok=True)
+        sweep(self.home(head))  # a site has one process: what is half-written is of one that was killed
+        write_atomic(self.path(head, tag), pack_tree({"models": models, "memory": party.memory}), private=True)
         known = self.tags(head)
         earlier = [other for other in known if other[:2] < tag[:2]]
         kept = {max(earlier, default=tag), *(other for other in known if other[:2] == tag[:2] and other <= tag)}
@@ -245,12 +291,24 @@ class Site:
 
     def count(self, head: Head, payload: int) -> None:
         """Add to the bytes that this site sent out in this federation."""
-        write_json(self.home(head) / "sent.json", {"bytes": self.sent(head) + payload})
+        self.home(head).mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_json(self.home(head) / "sent.json", {"bytes": self.sent(head) + payload}, private=True)
 
     def sent(self, head: Head) -> int:
-        """Return the payload bytes that this site sent out in this federation."""
+        """Return the bytes that this site sent out in this federation: all heads and bodies of its messages."""
         path = self.home(head) / "sent.json"
-        return int(read_json(path)["bytes"]) if path.is_file() else 0
+        return int(read_json(path, sealed=True)["bytes"]) if path.is_file() else 0
+
+    def read_along(self, head: Head) -> None:
+        """Keep what the server tells of its audit."""
+        entries = head.get("audit")
+        if not self.audit or not isinstance(entries, list):
+            return
+        self.home(head).mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self.home(head) / "audit.jsonl"
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write("".join(json.dumps(entry, sort_keys=True) + "\n" for entry in entries))
 
     # --- people ---
 
@@ -263,10 +321,24 @@ class Site:
         self.say(f"The server runs {method.name}{f' ({options})' if options else ''} for {run['rounds']} rounds.")
         self.say(f"What leaves this site: {method.sends}.")
         shape, outputs = self.data.input_shape, blueprint.num_classes
-        problem = Problem(self.data.num_classes, shape, outputs, self.data.public is not None)
+        problem = Problem(self.data.num_classes, shape, outputs, self.data.public is not None, self.data.task)
+        privacy = privacy_of(run)
+        if privacy.on:
+            budget = "no budget" if privacy.epsilon is None else f"at most epsilon {privacy.epsilon:g}"
+            self.say(f"Training is differentially private for each sample: {budget}, delta {privacy.delta:g}.")
         for line in in_words(rehearse(method, blueprint, problem, run["seed"]), self.data.num_classes):
             self.say(f"  {line}")
+        self.say(f"  when it joins: {'; '.join(JOINING.values())}")
+        if method.shares and not isinstance(self.model, str):
+            self.say("  when it joins: the initial weights of its network")
+        self.say(f"  with every reply: {'; '.join(WORKING.values())}")
+        self.say(f"  with every measurement: {'; '.join(MEASURING.values())}")
         self.say(f"{'Model weights are' if method.shares else 'No weights are'} among it; your samples stay here.")
+
+
+def privacy_of(run: Mapping[str, Any]) -> Privacy:
+    """Return how private training is to be, as the server says."""
+    return Privacy(**run.get("privacy", {}))
 
 
 def tag_of(head: Head) -> Tag:

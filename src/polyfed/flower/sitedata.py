@@ -19,9 +19,14 @@ import torch
 from polyfed.build import ModelSpec, label_of, make_blueprint
 from polyfed.core.errors import InputError, PolyfedError, unknown
 from polyfed.core.samples import Samples
+from polyfed.core.shape import InputShape
+from polyfed.core.task import CLASSIFICATION, Regression, Task, as_task, check_score
 from polyfed.data import Clients, Dataset, load
+from polyfed.data.form import Raw
 from polyfed.data.objects import part_of
 from polyfed.data.split import split
+from polyfed.data.targets import make_targets
+from polyfed.flower import plain
 from polyfed.models import names
 
 LOG = Path("polyfed-error.log")  # the traceback of an exception in a party's own code
@@ -42,6 +47,10 @@ class SiteData:
         The classes, the same at all sites and in the same order. Without names they are called 0, 1, 2, ...
     public_classes
         Set where the public samples have labels of their own, apart from the sites' classes.
+    own_test
+        Test samples of its own distribution, where `test` is the same at all sites; they measure the personal figures.
+    task
+        What is learned, the same at all sites: `num_classes` and `class_names` then speak of labels or targets.
     """
 
     train: Samples
@@ -51,16 +60,19 @@ class SiteData:
     public: Samples | None = None
     public_classes: int | None = None
     class_names: tuple[str, ...] = ()
+    own_test: Samples | None = None
+    task: Task = CLASSIFICATION
+    shape: InputShape | None = None  # where inputs are words or categories, which no plain shape tells
 
     @property
-    def input_shape(self) -> tuple[int, ...]:
+    def input_shape(self) -> InputShape:
         """The shape of one input."""
-        return tuple(self.train.x.shape[1:])
+        return self.shape or InputShape(self.train.x.shape[1:])
 
     @property
     def classes(self) -> tuple[str, ...]:
         """The names of the classes; numbers where none were given."""
-        return tuple(self.class_names) or tuple(str(number) for number in range(self.num_classes))
+        return tuple(plain(str(name)) for name in self.class_names) or tuple(map(str, range(self.num_classes)))
 
 
 @contextmanager
@@ -152,7 +164,7 @@ def read_data(name: str, public: str | None = None) -> SiteData:
 
 def check_data(data: SiteData) -> None:
     """Refuse data that cannot be trained on: no samples, or labels that are none of the classes."""
-    for part in ("train", "test", "validation", "public"):
+    for part in ("train", "test", "validation", "public", "own_test"):
         given = getattr(data, part)
         if given is not None and not isinstance(given, Samples):
             raise InputError(
@@ -165,6 +177,9 @@ def check_data(data: SiteData) -> None:
         if samples is None or not len(samples):
             continue
         labels = samples.labels()
+        if data.task != CLASSIFICATION:
+            _check_targets(part, labels, data)
+            continue
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= data.num_classes:
             raise InputError(
@@ -178,20 +193,52 @@ def check_data(data: SiteData) -> None:
         )
 
 
+def _check_targets(part: str, targets: torch.Tensor, data: SiteData) -> None:
+    """Refuse targets that a task other than classification cannot learn or be judged by."""
+    if tuple(targets.shape[1:]) != (data.num_classes,) or not targets.is_floating_point():
+        raise InputError(
+            f"--data gives {part} targets of shape {tuple(targets.shape)} ({targets.dtype}), but task "
+            f"'{data.task.name}' needs floats of shape (samples, {data.num_classes}), by its num_classes."
+        )
+    if part == "test":
+        check_score(data.task, targets, "the test samples")
+
+
+def _units_of_all(task: Task, given: Any) -> Task:
+    """Return a regression in units that all sites have: those that were given; a site's own say nothing to others."""
+    return (given if isinstance(given, Task) else as_task(given)) if isinstance(task, Regression) else task
+
+
 def as_site_data(given: Any) -> SiteData:
-    """Turn what a site's function returned into `SiteData`."""
+    """Turn what a site's function returned into `SiteData`; its test samples are its own unless it has others."""
     if isinstance(given, SiteData):
-        return given
+        return given if given.own_test is not None else replace(given, own_test=given.test)
     if isinstance(given, Dataset):
-        return SiteData(given.train, given.test, given.num_classes, class_names=given.class_names)
+        return SiteData(
+            given.train,
+            given.test,
+            given.num_classes,
+            class_names=given.class_names,
+            own_test=given.test,
+            task=_units_of_all(given.task, "regression"),
+            shape=given.input_shape,
+        )
     if isinstance(given, dict) and {"train", "test"} <= given.keys():
-        options: dict[str, Any] = {key: given.get(key) for key in ("num_classes", "class_names", "public")}
-        data = as_site_data(Clients.from_parts([given["train"]], test=given["test"], **options))
+        options: dict[str, Any] = {key: given.get(key) for key in ("num_classes", "class_names", "public", "task")}
+        if given.get("own_test") is not None:
+            options["own_test"] = [given["own_test"]]
+        made = Clients.from_parts([given["train"]], test=given["test"], **options)
+        data = as_site_data(made)
+        data = replace(data, task=_units_of_all(data.task, given.get("task")))
         if given.get("validation") is None:
             return data
         part = part_of(given["validation"])
-        labels = _numbers(np.asarray(part.labels), data.classes)
-        return replace(data, validation=Samples(part.inputs, torch.from_numpy(labels), None, data.train.scaling))
+        if data.task != CLASSIFICATION:
+            targets = make_targets({"the validation samples": part.labels}, data.task).parts[0]
+        else:
+            targets = torch.from_numpy(_numbers(np.asarray(part.labels), data.classes))
+        x = made.form.encode(part.inputs, "the validation set")[0] if isinstance(part.inputs, Raw) else part.inputs
+        return replace(data, validation=Samples(x, targets, None, data.train.scaling))
     if isinstance(given, Clients):
         if len(given) != 1:
             raise InputError(f"A site is one client, but its data has {len(given)}: return the site's own part.")
@@ -203,6 +250,9 @@ def as_site_data(given: Any) -> SiteData:
             given.public,
             given.public_classes,
             given.class_names,
+            given.own_tests(0).get(0, given.test),
+            _units_of_all(given.task, "regression"),
+            given.input_shape,
         )
     raise InputError(
         f"The --data function returned a {type(given).__name__}: return polyfed.flower.sitedata.SiteData, a "
@@ -230,7 +280,7 @@ def read_public(name: str) -> Samples:
             if isinstance(found, Samples):
                 return found
             part = part_of(found)
-            return Samples(part.inputs, torch.from_numpy(np.asarray(part.labels)))
+            return Samples(part.tensor, torch.from_numpy(np.asarray(part.labels)))
     samples = split(load(start), clients=1, public=int(rest) if rest else 0.5, seed=0).public
     assert samples is not None
     return samples

@@ -8,18 +8,14 @@ accepts everybody, so here it asks for a secret that only `polyfed serve` knows,
 from __future__ import annotations
 
 import argparse
-import hmac
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
+from polyfed.flower.gate import Gate
 from polyfed.flower.watch import die_with_parent
 
-PIECE = 5 << 20  # bytes: Flower cuts arrays into pieces of this size
-OVERHEAD = 64 << 10  # bytes: of a request beside its piece
-SECRET_HEADER = b"x-polyfed-secret"
-MARK = "x-polyfed"  # a header by which a site knows that it has found a server of ours
+PATIENCE = 7 * 24 * 3600  # seconds that the server's process may be silent
 
 
 def main() -> None:
@@ -38,75 +34,21 @@ def main() -> None:
 
     earlier = extensions.get_middleware
     extensions.get_middleware = lambda: (Middleware(Gate, secret=secret, max_bytes=own.max_bytes), *earlier())
+    be_patient()
     sys.argv = ["flower-superlink", *rest]
     flower_superlink()
 
 
-class Gate:
-    """Lets through what each caller may ask, and nothing that is too large."""
+def be_patient() -> None:
+    """Let a suspended server keep its task: SuperLink ends with it anyway, and cannot outlive it.
 
-    def __init__(self, app: Any, secret: bytes, max_bytes: int) -> None:
-        self.app = app
-        self.secret = secret
-        # A reply comes as one call that names its pieces and one call for each piece.
-        self.limits = {
-            "/v1/fleet/push-messages": 4096 + 160 * (max_bytes // PIECE + 8),
-            "/v1/fleet/": PIECE + OVERHEAD,
-            "/v1/runtime/": PIECE + OVERHEAD,
-            "/v1/control/": 1 << 20,
-        }
+    Flower takes a task back whose owner was silent for a minute, for instance because its machine slept. If Flower
+    moves this setting, only that is lost.
+    """
+    from flwr.supercore.corestate import in_memory_corestate, sql_corestate
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Check one request."""
-        if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
-            return
-        path = scope.get("path", "")
-        limit = next((most for start, most in self.limits.items() if path.startswith(start)), None)
-        if scope["type"] != "http" or limit is None or not self.allowed(path, scope):
-            await refuse(send, 403)
-            return
-        received = 0
-        too_large = False
-
-        async def counted() -> Any:
-            nonlocal received, too_large
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > limit:
-                too_large = True
-                return {"type": "http.disconnect"}
-            return message
-
-        async def answered(message: Any) -> None:
-            if too_large:  # what the application says about the cut request does not matter
-                if message["type"] == "http.response.start":
-                    await refuse(send, 413)
-                return
-            await send(message)
-
-        declared = dict(scope["headers"]).get(b"content-length", b"0")
-        if not declared.isdigit() or int(declared) > limit:
-            await refuse(send, 413)
-            return
-        await self.app(scope, counted, answered)
-
-    def allowed(self, path: str, scope: Any) -> bool:
-        """Tell whether this caller may use this interface; Fleet calls are checked by Flower itself."""
-        if path.startswith("/v1/fleet/"):
-            return True
-        caller, own = (scope.get("client") or ("", 0))[0], (scope.get("server") or ("", 0))[0]
-        if not (caller in ("127.0.0.1", "::1") or caller == own):
-            return False
-        given = dict(scope["headers"]).get(SECRET_HEADER, b"")
-        return path.startswith("/v1/runtime/") or hmac.compare_digest(given, self.secret)
-
-
-async def refuse(send: Any, status: int) -> None:
-    """Answer without a word of explanation: whoever asks knows what they asked."""
-    headers = [(b"content-length", b"0"), (MARK.encode(), b"1")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": b""})
+    for module in (in_memory_corestate, sql_corestate):
+        module.HEARTBEAT_DEFAULT_INTERVAL = PATIENCE  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":

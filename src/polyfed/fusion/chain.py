@@ -125,13 +125,15 @@ def shuffled(chain: Sequence[Layer], rng: torch.Generator) -> list[Layer]:
 
 @torch.no_grad()
 def check_alike(modules: Mapping[str, nn.Module], input_shape: Sequence[int] | None) -> None:
-    """Refuse chains that are not the same function of the same weights: the fused network can only be like one.
+    """Refuse all but chains that are the same function of the same weights: the fused network can only be like one.
 
     Raises
     ------
     InputError
-        Two of them have other biases, or something else between their layers.
+        One of them is no chain; or two have other biases, or something else between their layers.
     """
+    for module in modules.values():
+        read_chain(module, input_shape)
     (first, own), *others = modules.items()
     layers = layers_of(own)
     expected = _outputs(own, input_shape)

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed.core.errors import InputError
+from polyfed.core.samples import Samples
+from polyfed.fusion.chain import sample_inputs
 
 _FLOOR = 1e-3  # parameters of a Dirichlet distribution must be above zero
 
@@ -65,9 +67,42 @@ def impressions(
     """
     x = torch.rand((len(targets), *input_shape), generator=rng).to(targets.device).requires_grad_(True)
     optimizer = torch.optim.Adam([x], lr=lr)
-    for _ in range(steps):
-        logits = network(x) / temperature
-        loss = -(targets * torch.log_softmax(logits, dim=1)).sum()
-        (x.grad,) = torch.autograd.grad(loss, [x])
-        optimizer.step()
+    with torch.enable_grad():  # the caller may be in the middle of predicting
+        for _ in range(steps):
+            logits = network(x) / temperature
+            loss = -(targets * torch.log_softmax(logits, dim=1)).sum()
+            (x.grad,) = torch.autograd.grad(loss, [x])
+            optimizer.step()
     return x.detach()
+
+
+def impressions_of(
+    networks: Sequence[nn.Module],
+    counts: Tensor | None,
+    input_shape: Sequence[int] | None,
+    number: int,
+    steps: int,
+    rngs: Sequence[torch.Generator],
+) -> Samples:
+    """Make inputs from each network, in prediction mode, for the classes it was trained on.
+
+    Parameters
+    ----------
+    networks, rngs
+        Each network's inputs are drawn from its own generator.
+    counts
+        `[J, C]`, the samples of each class that each network saw; None: all classes.
+    input_shape
+        Of one input; None: as a first linear layer says.
+    number, steps
+        Inputs for each network and class, and optimisation steps.
+    """
+    made = []
+    for place, (network, rng) in enumerate(zip(networks, rngs, strict=True)):
+        weight = dict(network.named_parameters())[last_weight_name(network)].detach()
+        known = torch.arange(len(weight)) if counts is None else torch.nonzero(counts[place]).flatten()
+        shape = input_shape or tuple(sample_inputs(network).shape[1:])
+        targets = soft_targets(class_similarity(weight.cpu()), known.tolist(), number, (1.0, 0.1), rng)
+        made.append(impressions(network, targets.to(weight.device), shape, rng, steps=steps))
+    x = torch.cat(made).cpu()
+    return Samples(x, torch.zeros(len(x), dtype=torch.long))

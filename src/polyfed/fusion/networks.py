@@ -1,28 +1,33 @@
-"""Fused networks: ordinary modules made of several trained ones. They can be saved, reloaded and exported."""
+"""Fused networks: ordinary modules made of several trained ones. They can be saved, reloaded and exported.
+
+`fuse` makes them of networks that somebody has, the one-shot methods of the networks that clients upload.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from polyfed.core.checkpoint import read_json, write_atomic, write_json
-from polyfed.core.errors import InputError
-from polyfed.fusion.chain import load_chain
-from polyfed.models import build
+from polyfed.core.samples import Samples
+from polyfed.core.task import CLASSIFICATION, as_task
 from polyfed.ops.selection import ensemble_scores, normalized, top_k_scores
 
-FORMAT = 1  # of the json file beside a fused model
-Rows = Sequence[Sequence[float]]
+CHUNK = 512  # inputs at once
+Rows = Sequence[Sequence[float]] | Tensor
+
+
+@torch.no_grad()
+def scores_on(model: nn.Module, data: Samples) -> Tensor:
+    """Return the scores of a module, which is in prediction mode, on all inputs of some samples."""
+    device = next((parameter.device for parameter in model.parameters()), data.x.device)
+    return torch.cat([model(x.to(device)) for x, _ in data.chunks(CHUNK)])
 
 
 class Several(nn.Module):
-    """Networks with the same outputs, run side by side. The state holds their tensors under `networks.<j>.` only."""
+    """Networks with the same outputs, run side by side. The state holds their tensors under `networks.<j>.`."""
 
     kind = ""
 
@@ -134,146 +139,32 @@ class Averaged(Several):
         `prob`, or `logit` for the mean of the logits.
     weights
         For each network its weight for each class; None: equal.
+    task
+        What the outputs are: where they are no classes, the task says what the mean prediction is.
     """
 
     kind = "ensemble"
     weights: Tensor | None
 
-    def __init__(self, networks: Sequence[nn.Module], space: str = "prob", weights: Rows | None = None) -> None:
+    def __init__(
+        self,
+        networks: Sequence[nn.Module],
+        space: str = "prob",
+        weights: Rows | None = None,
+        task: str = CLASSIFICATION.name,
+    ) -> None:
         super().__init__(networks)
-        self.space = space
+        self.space, self.task = space, task
         self._table("weights", weights, torch.get_default_dtype())
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the scores, `[B, C]`."""
+        if self.task != CLASSIFICATION.name:
+            outputs = self.logits(x)
+            return outputs.mean(0) if self.space == "logit" else as_task(self.task).mean(outputs)
         scores = ensemble_scores(self.logits(x), self.weights, self.space)
         return scores.clamp_min(1e-30).log() if self.space == "prob" else scores
 
     def recipe(self) -> dict[str, Any]:
         """Return the other arguments of the constructor, as plain values."""
-        return {"space": self.space, "weights": self._plain(self.weights)}
-
-
-class BlockNetwork(nn.Module):
-    """Several perceptrons of one depth as one: stacked first layers, then block-diagonal ones.
-
-    Nothing mixes before the end: the last layer keeps its J blocks apart. It shows what AMS does; it is no faster.
-    """
-
-    def __init__(
-        self,
-        weights: Sequence[Sequence[Tensor]],
-        biases: Sequence[Sequence[Tensor | None]],
-        k: int | None,
-        activation: Callable[[Tensor], Tensor],
-    ) -> None:
-        super().__init__()
-        self.k = k
-        self.activation = activation
-        self.count = len(weights)
-        self.layers = nn.ModuleList()
-        for place in range(len(weights[0])):
-            blocks = [own[place] for own in weights]
-            joined = torch.cat(blocks) if place == 0 else torch.block_diag(*blocks)
-            parts = [own[place] for own in biases]
-            with_bias = any(part is not None for part in parts)
-            layer = nn.Linear(joined.shape[1], joined.shape[0], bias=with_bias)
-            layer.weight = nn.Parameter(joined.clone())
-            if with_bias:
-                zeros = [block.new_zeros(len(block)) for block in blocks]
-                layer.bias = nn.Parameter(
-                    torch.cat([zero if part is None else part for part, zero in zip(parts, zeros, strict=True)])
-                )
-            self.layers.append(layer)
-
-    def logits(self, x: Tensor) -> Tensor:
-        """Return the logits of all networks, `[J, B, C]`."""
-        x = x.flatten(1)
-        for layer in self.layers[:-1]:
-            x = self.activation(layer(x))
-        x = self.layers[-1](x)
-        return x.reshape(len(x), self.count, -1).transpose(0, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the scores, `[B, C]`."""
-        return top_k_scores(self.logits(x), self.k)
-
-
-def known_outputs(network: nn.Module) -> int | None:
-    """Return the number of outputs of a module where it can be read off without running it."""
-    declared = getattr(network, "num_classes", None)
-    if isinstance(declared, int):
-        return declared
-    layers = [layer for layer in network.modules() if isinstance(layer, nn.Linear)]
-    return layers[-1].out_features if layers else None
-
-
-def check_networks(networks: Sequence[nn.Module]) -> None:
-    """Refuse what cannot be fused at all: nothing, things that are no modules, outputs of different sizes."""
-    if not networks:
-        raise InputError("There is nothing to fuse: give at least one network.")
-    for place, network in enumerate(networks):
-        if not isinstance(network, nn.Module):
-            raise InputError(f"Network {place} is a {type(network).__name__}: give trained torch modules.")
-    sizes = [known_outputs(network) for network in networks]
-    for place, size in enumerate(sizes):
-        if size is not None and sizes[0] is not None and size != sizes[0]:
-            raise InputError(
-                f"Network 0 has {sizes[0]} outputs and network {place} has {size}: networks are fused over one set of "
-                "labels, in one order."
-            )
-
-
-def write_fused(fused: nn.Module, description: Mapping[str, Any], out: str | Path) -> None:
-    """Write `<out>.safetensors` and `<out>.json`, which says how to build the module again."""
-    base = _base(out)
-    state = {name: tensor.detach().contiguous().clone() for name, tensor in fused.state_dict().items()}
-    write_atomic(base.with_name(f"{base.name}.safetensors"), save(state))
-    write_json(base.with_name(f"{base.name}.json"), {"format": FORMAT, **description})
-
-
-def load_fused(path: str | Path) -> nn.Module:
-    """Read what `write_fused` wrote (either of its two files, or their common name), in prediction mode.
-
-    Raises
-    ------
-    InputError
-        If a file is missing, damaged or from another version.
-    """
-    base = _base(path)
-    about = read_json(base.with_name(f"{base.name}.json"))
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
-        raise InputError(f"{base}.json does not describe a fused model of this version.")
-    state = read_state(base.with_name(f"{base.name}.safetensors"))
-    networks = [build(spec, about["input_shape"], about["num_classes"]) for spec in about["models"]]
-    kinds: dict[str, type[Several]] = {"selection": Selection, "ensemble": Averaged}
-    if about["kind"] in kinds:
-        fused: nn.Module = kinds[about["kind"]](networks, **about["options"])
-    elif about["kind"] == "matched":
-        fused = load_chain(networks[0], state)
-    else:
-        fused = networks[0]
-    fill(fused, state, base)
-    return fused.eval()
-
-
-def read_state(path: Path) -> dict[str, Tensor]:
-    """Read a safetensors file, or say what is wrong with it."""
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"Cannot read {path} ({error}): give a safetensors file of a trained network.") from error
-
-
-def fill(network: nn.Module, state: Mapping[str, Tensor], source: object) -> None:
-    """Load a state that must fit; `source` is named where it does not."""
-    try:
-        network.load_state_dict(state)
-    except RuntimeError as error:
-        first = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
-        raise InputError(f"{source} does not fit: {first}") from error
-
-
-def _base(path: str | Path) -> Path:
-    path = Path(path)
-    return path.with_suffix("") if path.suffix in (".safetensors", ".json") else path
+        return {"space": self.space, "weights": self._plain(self.weights), "task": self.task}

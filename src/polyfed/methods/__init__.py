@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -13,16 +14,25 @@ from typing import Any
 
 from polyfed.core.errors import InputError, unknown
 from polyfed.core.method import Method
+from polyfed.core.plugins import plugins
 
 
 @cache
 def registry() -> dict[str, type[Method]]:
-    """Return all methods of the package by name."""
+    """Return all methods by name: those of this package, and those that other packages offer (`core/plugins.py`)."""
     found: dict[str, type[Method]] = {}
     for module in pkgutil.iter_modules(__path__, f"{__name__}."):
         for value in vars(importlib.import_module(module.name)).values():
-            if isinstance(value, type) and issubclass(value, Method) and value.__module__ == module.name and value.name:
+            own = isinstance(value, type) and issubclass(value, Method) and value.__module__ == module.name
+            if own and vars(value).get("name"):  # a base without a name of its own is no method
                 found[value.name] = value
+    for name, value in plugins("methods").items():
+        if not (isinstance(value, type) and issubclass(value, Method) and value.name == name):
+            warnings.warn(f"The entry point '{name}' of polyfed.methods is no Method of that name.", stacklevel=2)
+        elif name in found:
+            warnings.warn(f"Another package's method '{name}' is left out: polyfed has one.", stacklevel=2)
+        else:
+            found[name] = value
     return dict(sorted(found.items()))
 
 

@@ -12,6 +12,7 @@ Deviations:
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -21,14 +22,12 @@ from torch import Tensor, nn
 
 from polyfed.core.fields import NotNegative
 from polyfed.core.message import Message, State
-from polyfed.core.method import Local, Method, Plan, Step
-from polyfed.core.nets import EVAL, FunctionalNet, frozen_names
-from polyfed.core.party import Context, Party, state_of
+from polyfed.core.method import Combination, Local, Method, Plan, Step
+from polyfed.core.party import Context, Party, shared_state
 from polyfed.core.rng import SERVER
 from polyfed.core.stage import Aux, Batch, Stage
-from polyfed.ops.selection import class_weights, ensemble_scores
-
-CHUNK = 512  # samples at once where the server looks at the outputs of several networks
+from polyfed.fusion.networks import Averaged
+from polyfed.ops.selection import class_weights
 
 
 @dataclass(frozen=True)
@@ -41,12 +40,13 @@ class OneShot(Method):
         Weight of the L1 norm of all parameters in local training; 0 is plain cross-entropy.
     """
 
-    family: ClassVar[str] = "parameters"
+    family: ClassVar[str] = "one-shot"
     needs: ClassVar[frozenset[str]] = frozenset({"builds"})
     sends: ClassVar[str] = "the trained weights, once"
     shares: ClassVar[frozenset[str]] = frozenset({"main"})
-    additive: ClassVar[bool] = False
     outcome: ClassVar[str] = "server"
+    keeps: ClassVar[str] = "uploads"  # what in the server's memory the fused network is made of
+    combines: ClassVar[Mapping[str, Combination]] = {"params/main": "apart"}
 
     l1: NotNegative = 1e-7
 
@@ -63,7 +63,7 @@ class OneShot(Method):
 
     def local(self, client: Party, step: Step, ctx: Context) -> Local:
         """Train from the common initial state, then upload."""
-        yield Stage(self.loss)
+        yield Stage(self.loss, key=("CE + L1", self.l1) if type(self).loss is OneShot.loss else None)
         return self.upload(client, ctx)
 
     def upload(self, client: Party, ctx: Context) -> Message:
@@ -103,29 +103,44 @@ class OneShot(Method):
         """Return one item of all uploads (`state`, `counts`, `samples`, ...) in the order of `held`."""
         return [server.memory["uploads"][str(client)][what] for client in self.held(server)]
 
-    def module(self, client: int, ctx: Context) -> nn.Module:
-        """Return a module of a client's architecture (not its weights), built once for each architecture."""
-        return ctx.replica(ctx.infos[client].architecture)
+    def counts(self, server: Party) -> Tensor | None:
+        """Return the samples of each class that each network saw, `[J, C]`, where clients tell."""
+        return torch.stack(self.about(server, "counts")) if self.tells_counts() else None
 
-    def network_output(self, server: Party, client: int, x: Tensor, ctx: Context) -> Tensor:
-        """Return the logits of one uploaded network, in prediction mode."""
-        return FunctionalNet(self.module(client, ctx), server.memory["uploads"][str(client)]["state"], {}, EVAL)(x)
+    def network(self, client: int, state: State, ctx: Context) -> nn.Module:
+        """Return a network of a client's architecture for predictions; it holds the given tensors, not copies."""
+        network = copy.deepcopy(ctx.replica(ctx.infos[client].architecture))
+        network.load_state_dict(state, strict=False, assign=True)  # integer buffers do not travel
+        return network.requires_grad_(False).eval()
 
-    def network_outputs(self, server: Party, x: Tensor, ctx: Context) -> Tensor:
-        """Return the logits of all uploaded networks, `[J, B, C]`."""
-        return torch.stack([self.network_output(server, client, x, ctx) for client in self.held(server)])
+    def networks(self, server: Party, ctx: Context) -> list[nn.Module]:
+        """Return the uploaded networks in the order of `held`."""
+        states = zip(self.held(server), self.about(server, "state"), strict=True)
+        return [self.network(client, state, ctx) for client, state in states]
+
+    def fused(self, server: Party, ctx: Context) -> nn.Module:
+        """Return the fused network, in prediction mode: made once, and anew when what the server keeps is replaced."""
+        kept = server.memory[self.keeps]
+        if ctx.cache.get("fused", (None,))[0] is not kept:
+            with torch.inference_mode(False):  # the first to ask may be an evaluation
+                ctx.cache["fused"] = kept, self.make_fused(server, ctx).to(ctx.device).eval()
+        module: nn.Module = ctx.cache["fused"][1]
+        return module
+
+    def make_fused(self, server: Party, ctx: Context) -> nn.Module:
+        """Make the fused network of what the server keeps: this is the method."""
+        raise NotImplementedError
 
     def serves(self, server: Party) -> bool:
         """Predict as soon as the server holds networks."""
-        return bool(self.held(server))
+        return self.keeps in server.memory
 
     def predict(self, party: Party, x: Tensor, ctx: Context) -> Tensor:
-        """At a client: its own network. At the server: the fused prediction."""
-        return self.fused_scores(party, x, ctx) if party.id == SERVER else super().predict(party, x, ctx)
-
-    def fused_scores(self, server: Party, x: Tensor, ctx: Context) -> Tensor:
-        """Return the server's scores `[B, C]`."""
-        raise NotImplementedError
+        """At a client: its own network. At the server: the fused network, or the student that it was distilled into."""
+        if party.id != SERVER or "main" in party.models:
+            return super().predict(party, x, ctx)
+        scores: Tensor = self.fused(party, ctx)(x)
+        return scores
 
 
 @dataclass(frozen=True)
@@ -135,7 +150,8 @@ class Ensemble(OneShot):
     Parameters
     ----------
     space
-        `prob`: mean of the softmax outputs; `logit`: mean of the logits (the same labels as AMS-full).
+        `prob`: mean of the softmax outputs (of a regression: of the values; of several labels: of their
+        probabilities); `logit`: mean of the logits (the same labels as AMS-full).
     weights
         `uniform`, or `class`: each network weighs n_kc / sum_j n_jc for class c; its label counts are uploaded too.
     """
@@ -146,23 +162,21 @@ class Ensemble(OneShot):
     space: Literal["prob", "logit"] = "prob"
     weights: Literal["uniform", "class"] = "uniform"
 
+    def requirements(self) -> frozenset[str]:
+        """Weights by class need classes."""
+        return self.needs | ({"classes"} if self.weights == "class" else set())
+
     def tells_counts(self) -> bool:
         """Class weights need the label counts."""
         return self.weights == "class"
 
-    def fused_scores(self, server: Party, x: Tensor, ctx: Context) -> Tensor:
-        """Return P(x) = 1/J sum_k softmax(z_k(x)) in log space: its softmax is P again."""
-        weights = class_weights(torch.stack(self.about(server, "counts"))) if self.weights == "class" else None
-        scores = ensemble_scores(self.network_outputs(server, x, ctx), weights, self.space)
-        return scores.clamp_min(1e-30).log() if self.space == "prob" else scores
+    def make_fused(self, server: Party, ctx: Context) -> nn.Module:
+        """Return P(x) = 1/J sum_k softmax(z_k(x)) in log space: its softmax is P again; or what the task's mean is."""
+        counts = self.counts(server)
+        weights = None if counts is None else class_weights(counts)
+        return Averaged(self.networks(server, ctx), self.space, weights, ctx.task.name)
 
 
 def l1_norm(parameters: Mapping[str, Tensor]) -> Tensor:
     """Return the sum of absolute values over all parameters."""
     return torch.stack([parameter.abs().sum() for parameter in parameters.values()]).sum()
-
-
-def shared_state(model: nn.Module) -> State:
-    """Return what training makes of a network: parameters that are not frozen and float buffers, no integers."""
-    frozen = frozen_names(model)
-    return {n: tensor for n, tensor in state_of(model).items() if tensor.is_floating_point() and n not in frozen}

@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 
 from polyfed.core.fields import Count
 from polyfed.core.message import Message, State
-from polyfed.core.method import Local, Method, Plan, Step
+from polyfed.core.method import Combination, Local, Method, Plan, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, load_state
 from polyfed.core.stage import Stage
 from polyfed.core.views import SameArch, Shared, View, check_view, largest_first, resolve_view
@@ -47,9 +47,10 @@ class FedAvg(Method):
 
     name: ClassVar[str] = "fedavg"
     paper: ClassVar[str] = "McMahan et al. 2017"
-    family: ClassVar[str] = "parameters"
+    family: ClassVar[str] = "weights"
     sends: ClassVar[str] = "model weights and the number of samples"
     shares: ClassVar[frozenset[str]] = frozenset({"main"})
+    combines: ClassVar[Mapping[str, Combination]] = {"params/main": "mean"}
 
     view: str = "auto"
     weighting: Literal["samples", "uniform"] = "samples"
@@ -80,6 +81,10 @@ class FedAvg(Method):
             "method that exchanges something else"
         )
 
+    def beyond_training(self) -> str | None:
+        """Only weights leave (and the number of samples, which is taken as known)."""
+        return None
+
     def plan(self) -> Plan:
         """One exchange a round, and one before the rounds if there is pre-training."""
         return Plan(before=(PRETRAIN,) if self.pretrain_epochs else ())
@@ -88,6 +93,18 @@ class FedAvg(Method):
         """Return the view policy for the architectures of this federation."""
         policy: View = ctx.cached("view", lambda: resolve_view(self.view, ctx.blueprints, self.buffers == "average"))
         return policy
+
+    def slots_of(self, blueprint: Blueprint, ctx: Context) -> IndexMap:
+        """Return the place of each tensor of an architecture; methods whose views move look them up in each round."""
+        slots: IndexMap = ctx.cached(
+            ("slots", blueprint.name), lambda: self.policy(ctx).slots(blueprint, ctx.blueprints)
+        )
+        return slots
+
+    def held(self, server: Party, blueprint: Blueprint, ctx: Context) -> State:
+        """Return an architecture's part of the shared tensors, as a view: what is written there is shared."""
+        slots = self.slots_of(blueprint, ctx).items()
+        return extract(server.state, {name: slot for name, slot in slots if slot.key in server.state})
 
     def setup_server(self, server: Party, infos: Mapping[int, ClientInfo], ctx: Context) -> None:
         """Lay out the shared tensors; build the largest architecture to measure the global model."""
@@ -109,13 +126,11 @@ class FedAvg(Method):
         """Load the shared tensors into the global model."""
         largest = self.global_architecture(ctx)
         if largest is not None and "main" in server.models:
-            load_state(server.main, extract(server.state, self.policy(ctx).slots(largest, ctx.blueprints)))
+            load_state(server.main, extract(server.state, self.slots_of(largest, ctx)))
 
     def slots(self, server: Party, info: ClientInfo, ctx: Context) -> IndexMap:
         """Return the client's view: it depends on its architecture only."""
-        own = ctx.blueprints[info.architecture]
-        slots: IndexMap = ctx.cached(("slots", own.name), lambda: self.policy(ctx).slots(own, ctx.blueprints))
-        return slots
+        return self.slots_of(ctx.blueprints[info.architecture], ctx)
 
     def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
         """Send the client its part of the shared tensors."""
@@ -134,7 +149,7 @@ class FedAvg(Method):
     def shared(self, client: Party) -> State:
         """Return those of the client's tensors that it shares: the ones it was sent."""
         own = client.tensors()
-        return {name: own[name] for name in client.inbox.params["main"]}
+        return {name: own[name] for name in client.inbox.params.get("main", {})}
 
     def weight(self, reply: Message) -> float:
         """Return a client's weight a_k in the mean."""
@@ -147,4 +162,4 @@ class FedAvg(Method):
 
     def part(self, server: Party, client: int, reply: Message, ctx: Context) -> Part:
         """Return one client's contribution to the mean."""
-        return Part(reply.params["main"], self.slots(server, ctx.infos[client], ctx), self.weight(reply))
+        return Part(reply.params.get("main", {}), self.slots(server, ctx.infos[client], ctx), self.weight(reply))

@@ -13,17 +13,16 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from polyfed.core.fields import AtLeastOne, Count, Positive
 from polyfed.core.message import Message
-from polyfed.core.method import Local, Method, Plan, Step
+from polyfed.core.method import Combination, Local, Method, Plan, Step
 from polyfed.core.party import ClientInfo, Context, Party
 from polyfed.core.passes import logits_of
 from polyfed.core.rng import seed_of
@@ -59,9 +58,10 @@ class FedMD(Method):
 
     name: ClassVar[str] = "fedmd"
     paper: ClassVar[str] = "Li and Wang 2019"
-    family: ClassVar[str] = "logits"
+    family: ClassVar[str] = "distillation"
     needs: ClassVar[frozenset[str]] = frozenset({"public"})
     sends: ClassVar[str] = "logits of the model on public samples"
+    combines: ClassVar[Mapping[str, Combination]] = {"data/logits": "mean"}
 
     subset: AtLeastOne = 1000
     digest_epochs: Count = 1
@@ -72,12 +72,17 @@ class FedMD(Method):
     private_epochs: Count = 5
 
     def requirements(self) -> frozenset[str]:
-        """Pre-training on public data needs its labels."""
-        return self.needs | {"public_labels"} if self.public_epochs else self.needs
+        """Pre-training on public data needs its labels; distances between distributions need classes."""
+        labels = {"public_labels"} if self.public_epochs else set()
+        return self.needs | labels | ({"classes"} if self.digest_loss in ("ce", "kl") else set())
 
     def outputs(self, private_classes: int, public_classes: int | None) -> int:
         """Public classes come first, then the private ones, where public labels are learned and are others."""
         return private_classes + ((public_classes or 0) if self.public_epochs else 0)
+
+    def beyond_training(self) -> str | None:
+        """Only answers on public data leave."""
+        return None
 
     def plan(self) -> Plan:
         """Pre-train once; in a round, logits go up, their mean comes down, and private data follows."""
@@ -98,12 +103,15 @@ class FedMD(Method):
 
     def fuse(self, server: Party, replies: Mapping[int, Message], step: Step, ctx: Context) -> None:
         """Take the mean of the logits over this round's participants."""
-        first = next(iter(replies.values())).data["logits"]
-        # In double precision the mean of equal logits is those logits, bit for bit: L1 has no small gradients.
-        doubles = (reply.data["logits"].double() for reply in replies.values())
-        server.memory["logits"] = weighted_mean(doubles, [1.0] * len(replies)).to(first.dtype)
+        server.memory["logits"] = self.consensus([reply.data["logits"] for reply in replies.values()], ctx)
         server.memory["answered"] = list(replies)
         server.memory["subset_seed"] = subset_seed(ctx)
+
+    def consensus(self, answers: Sequence[Tensor], ctx: Context) -> Tensor:
+        """Return what clients digest: here the mean; methods built on FedMD change it."""
+        # In double precision the mean of equal logits is those logits, bit for bit: L1 has no small gradients.
+        doubles = (answer.double() for answer in answers)
+        return weighted_mean(doubles, [1.0] * len(answers)).to(answers[0].dtype)
 
     # --- client ---
 
@@ -114,12 +122,16 @@ class FedMD(Method):
         if step.name == PRETRAIN.name:
             yield from self.pretrain(client, ctx)
         elif step.name == LOGITS.name:
-            return Message(data={"logits": logits_of(client.main, self.public_subset(client))})
+            return Message(data={"logits": self.answer(client)})
         elif step.name == DIGEST.name and "logits" in client.inbox.data:
             yield from self.digest(client, client.inbox.data["logits"], ctx)
         elif step.name == REVISIT.name:
             yield from self.revisit(client, ctx)
         return None
+
+    def answer(self, client: Party) -> Tensor:
+        """Return what a client tells of the public subset: its logits, in prediction mode."""
+        return logits_of(client.main, self.public_subset(client))
 
     def pretrain(self, client: Party, ctx: Context) -> Local:
         """Train on labelled public data, then on private data."""
@@ -169,13 +181,13 @@ class FedMD(Method):
 
 
 def public_loss(nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
-    """Return cross-entropy on labelled public data."""
-    return F.cross_entropy(nets["main"](batch.x), batch.y)
+    """Return the task's loss on labelled public data."""
+    return batch.loss(nets["main"](batch.x))
 
 
 def private_loss(nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
-    """Return cross-entropy on private data, whose labels come after the public ones."""
-    return F.cross_entropy(nets["main"](batch.x), batch.y + aux["shift"])
+    """Return the task's loss on private data, whose labels come after the public ones."""
+    return batch.task.loss(nets["main"](batch.x), batch.y + aux["shift"])
 
 
 def label_shift(ctx: Context) -> dict[str, Tensor]:

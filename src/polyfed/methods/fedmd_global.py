@@ -75,6 +75,7 @@ class FedMDGlobal(FedMD):
 
     name: ClassVar[str] = "fedmd_global"
     paper: ClassVar[str] = "Shi, Radu and Yang"
+    needs: ClassVar[frozenset[str]] = frozenset({"public", "classes"})
 
     subset: AtLeastOne = 5000
     digest_epochs: Count = 5
@@ -136,7 +137,7 @@ class FedMDGlobal(FedMD):
         super().fuse(server, replies, step, ctx)
         if self.global_model and self.digest_epochs:
             stage = self.distillation(self.public_subset(server), server.memory["logits"], ctx)
-            ctx.log("server_loss", ctx.run(stage, server, "server/digest"))
+            ctx.log("server_loss", ctx.run(stage, server, "server/digest").loss)
 
     # --- client ---
 

@@ -7,7 +7,9 @@ Clients of any architecture exchange class means of their features and pull thei
 Deviations:
     The printed mean divides twice (by the clients and by the class total); here it is the mean over all samples of a
     class (`weighting="samples"`) or over its holders (`"uniform"`, as released code does).
-    Prototypes are collected after training in prediction mode, not while the model still moves.
+    Prototypes are collected after training in prediction mode. Released programs collect them while the model still
+    moves: `collect="training"`, which takes the mean over all local epochs (the authors: over the last). FedTGP's
+    released program takes those of the network before its training, in prediction mode: `collect="before"`.
     A class that nobody held this round keeps its last prototype.
     Class numbers travel with the prototypes (one byte each); the usual cost formula leaves them out.
 """
@@ -24,10 +26,10 @@ from torch.nn import functional as F
 
 from polyfed.core.fields import NotNegative
 from polyfed.core.message import Message
-from polyfed.core.method import Local, Method, Step
+from polyfed.core.method import Combination, Local, Method, Step
 from polyfed.core.party import ClientInfo, Context, Party
-from polyfed.core.prototypes import class_means, mean_prototypes, merged, spread
-from polyfed.core.stage import Aux, Batch, Stage
+from polyfed.core.prototypes import class_means, class_sums, mean_prototypes, merged, packed_means, spread
+from polyfed.core.stage import Aux, Batch, Stage, Sums
 
 
 @dataclass(frozen=True)
@@ -42,17 +44,22 @@ class FedProto(Method):
         `samples`: mean over all samples of a class; `uniform`: plain mean over its holders.
     predict_with
         `head`: the client's own classifier; `prototype`: the nearest global prototype.
+    collect
+        The client's prototypes: `after` its training in prediction mode (one pass over its data more), `before` it, or
+        from the batches while `training`.
     """
 
     name: ClassVar[str] = "fedproto"
     paper: ClassVar[str] = "Tan et al. 2022"
     family: ClassVar[str] = "prototypes"
-    needs: ClassVar[frozenset[str]] = frozenset({"feature_dim"})
+    needs: ClassVar[frozenset[str]] = frozenset({"feature_dim", "classes"})
     sends: ClassVar[str] = "the mean feature vector and the number of samples of each class"
+    combines: ClassVar[Mapping[str, Combination]] = {"data/prototypes": "classes"}
 
     lam: NotNegative = 1.0
     weighting: Literal["samples", "uniform"] = "samples"
     predict_with: Literal["head", "prototype"] = "head"
+    collect: Literal["after", "before", "training"] = "after"
 
     def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
         """Send the global prototypes that exist so far."""
@@ -60,7 +67,15 @@ class FedProto(Method):
 
     def loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
         """Return CE + lambda·MSE(f(x), P[y]); a class without prototype contributes nothing."""
+        return self.loss_of(nets["main"].features(batch.x), nets, batch, aux)
+
+    def collecting_loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> tuple[Tensor, Sums]:
+        """Return the same, and the sums of the features by class."""
         z = nets["main"].features(batch.x)
+        return self.loss_of(z, nets, batch, aux), class_sums(z, batch.y, len(aux["known"]))
+
+    def loss_of(self, z: Tensor, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
+        """Return the loss at given features."""
         loss = F.cross_entropy(nets["main"].head(z), batch.y)
         if self.lam == 0:
             return loss
@@ -70,8 +85,13 @@ class FedProto(Method):
     def local(self, client: Party, step: Step, ctx: Context) -> Local:
         """Train towards the global prototypes, then return the client's own."""
         prototypes, known = spread(client.inbox.data, ctx.num_classes, cast(int, client.main.feature_dim))
-        yield Stage(self.loss, aux={"prototypes": prototypes, "known": known})
-        return Message(data=class_means(client.main, client.train, ctx.num_classes))
+        before = class_means(client.main, client.train, ctx.num_classes) if self.collect == "before" else None
+        loss = self.collecting_loss if self.collect == "training" else self.loss
+        trained = yield Stage(loss, aux={"prototypes": prototypes, "known": known})
+        if self.collect != "training":
+            return Message(data=before or class_means(client.main, client.train, ctx.num_classes))
+        seen = trained.sums
+        return Message(data=packed_means(seen["features"], seen["counts"], ctx.num_classes, ctx.training.epochs))
 
     def fuse(self, server: Party, replies: Mapping[int, Message], step: Step, ctx: Context) -> None:
         """Average prototypes class by class."""

@@ -49,7 +49,8 @@ class FedProx(FedAvg):
 
     def stage(self, client: Party, ctx: Context) -> Stage:
         """Train against the received weights w0 as the anchor."""
-        return Stage(self.loss, aux={"anchor": self.anchor(client)}, epochs=self.epochs(client, ctx))
+        aux = {"anchor": self.anchor(client)} if self.mu else {}
+        return Stage(self.loss, aux=aux, epochs=self.epochs(client, ctx))
 
     def anchor(self, client: Party) -> dict[str, Tensor]:
         """Return the received parameters w0; buffers are not penalised."""

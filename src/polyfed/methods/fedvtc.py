@@ -3,85 +3,53 @@
 Clients of any architecture exchange class means of their features (prototypes) and one vector of standard deviations.
 Beside its classifier each client trains a small decoder of transposed convolutions, as the decoder of a variational
 autoencoder whose encoder is the client's own feature extractor and whose prior is a Gaussian around the *global*
-prototype of the class. At the end the decoders are averaged once, and every client fine-tunes its network on images
-decoded from the global class Gaussians, of all classes alike. Equation numbers are those of docs/methods/fedvtc.md.
+prototype of the class (its loss L_vtc, Eq. 1 to 6: `variational.py`). At the end the decoders are averaged once, and
+every client fine-tunes its network on images decoded from the global class Gaussians, of all classes alike. Equation
+numbers are those of docs/methods/fedvtc.md.
 
-Deviations:
-    The paper's formulas were rebuilt from its prose and its cost table; where it is silent a field has the alternative
-    (`prior_cov`, `dm_mode`, `dm_latents`, `rec_reduction`, `alternate`, `keep_sigma`, `average_over`).
-    Backbones of another size reach the common latent size p by a linear map without activation (the run option
-    `feature_dim`); features that have this size already are taken as they are, also where they are not negative.
+Deviations (more in docs/methods/fedvtc.md):
+    The paper's formulas were rebuilt from its prose and its cost table; where it is silent a field has the alternative.
+    Backbones of another size reach the common latent size p by a linear map without activation (`feature_dim`).
     Before a class has a global prototype, its KL term has no pull on the mean and it takes no part in matching.
-    The number of fine-tuning rounds R is T/20 (rounded), which the paper's cost table implies; they are one stage, so a
-    decay of the learning rate runs on. A client that never trained sends no decoder, and after `vtc_upload="round"` no
-    further upload is needed.
-    A client with a single sample is not skipped: its norm layers use their running statistics.
-    With `alternate="epoch"` the optimisers start anew each epoch.
+    The number of fine-tuning rounds R is T/20 (rounded), which the paper's cost table implies; they are one stage.
+    A client that never trained sends no decoder; one with a single sample is not skipped.
     Class numbers travel with the prototypes (one byte each), and the decoder's BatchNorm statistics with its weights.
 """
 
 from __future__ import annotations
 
-import copy
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from polyfed.core.errors import InputError
-from polyfed.core.fields import AtLeastOne, NotNegative, OptimizerName, Positive
-from polyfed.core.message import Message, State
-from polyfed.core.method import EVALUATE, Local, Method, Plan, Step
-from polyfed.core.nets import EVAL, mode
-from polyfed.core.party import Blueprint, ClientInfo, Context, Party, load_state, state_of
-from polyfed.core.prototypes import Prototypes, class_means, mean_prototypes, merged, spread
-from polyfed.core.samples import Samples, Scaling
-from polyfed.core.settings import Training
-from polyfed.core.stage import Aux, Batch, Draw, Stage, Update
-from polyfed.models.contract import parameter_parts
-from polyfed.models.vtc import Decoder, start_size
-from polyfed.ops.aggregate import weighted_mean
-from polyfed.ops.gaussian import (
-    class_latents,
-    distribution_matching,
-    gaussian_kl,
-    reconstruction_error,
-    reparameterised,
-)
+from polyfed.core.fields import AtLeastOne, OptimizerName, Positive
+from polyfed.core.message import Message
+from polyfed.core.method import EVALUATE, Combination, Local, Plan, Step
+from polyfed.core.party import Blueprint, ClientInfo, Context, Party, load_state
+from polyfed.core.prototypes import class_means, mean_prototypes, merged
+from polyfed.core.samples import Samples
+from polyfed.core.stage import Aux, Batch, Stage, Update, turns_by_epoch
+from polyfed.methods.variational import VariationalLoss
+from polyfed.models.contract import trainable_names
+from polyfed.models.vtc import VTC, latent_misfit, recalibrated, synthetic_set
+from polyfed.ops.aggregate import plain_mean
 
 TUNE = Step("tune", who="all", up=False, evaluate="after_finetuning")
 
 
-class VTC(nn.Module):
-    """A decoder psi and the standard deviations sigma = exp(s) of the latents it is fed with."""
-
-    def __init__(self, latent_dim: int, image_shape: Sequence[int], sigma: float = 0.1) -> None:
-        super().__init__()
-        self.decoder = Decoder(latent_dim, image_shape)
-        self.log_sigma = nn.Parameter(torch.full((latent_dim,), math.log(sigma)))
-
-    @property
-    def sigma(self) -> Tensor:
-        """The standard deviations, detached."""
-        return self.log_sigma.detach().exp()
-
-    def shared(self) -> State:
-        """Return the decoder's weights and running statistics: what is averaged (sigma travels by itself)."""
-        return {n: t for n, t in state_of(self).items() if n.startswith("decoder.") and t.is_floating_point()}
-
-    def forward(self, latents: Tensor) -> Tensor:
-        """Return images in [0, 1]."""
-        images: Tensor = self.decoder(latents)
-        return images
+def head_loss(nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
+    """Return cross-entropy for the head alone: the extractor is in prediction mode."""
+    return F.cross_entropy(nets["main"].head(nets["main"].eval().features(batch.x)), batch.y)
 
 
 @dataclass(frozen=True)
-class FedVTC(Method):
+class FedVTC(VariationalLoss):
     """Exchange prototypes, train a decoder on the side, fine-tune on decoded images of all classes.
 
     With `rec_weight=0, kl_weight=0, lambda_dm=0, finetune=False` it is local training exactly, but for a last batch of
@@ -89,18 +57,6 @@ class FedVTC(Method):
 
     Parameters
     ----------
-    lambda_dm
-        Weight lambda of distribution matching; 0 leaves it (and its pass through the extractor) out.
-    kl_weight, rec_weight
-        Weights of the two parts of the negative ELBO; 1 and 1 are the plain sum.
-    rec_reduction
-        Squared error of an image as `sum` or `mean` over its pixels.
-    dm_mode
-        Matching of the mean feature of a class (`class_mean`) or of every feature (`pointwise`).
-    dm_latents
-        Latents that are matched: those of the `batch`, or drawn from the `global` class Gaussians.
-    prior_cov
-        Covariance of the prior: `identity`, or the global standard deviations (`global_sd`).
     sigma_init, keep_sigma
         First standard deviation; whether a client goes on with its own instead of taking the global one each round.
     alternate, joint_training
@@ -125,18 +81,17 @@ class FedVTC(Method):
 
     name: ClassVar[str] = "fedvtc"
     paper: ClassVar[str] = "FedVTC"
-    family: ClassVar[str] = "prototypes and a decoder"
-    needs: ClassVar[frozenset[str]] = frozenset({"feature_dim", "images"})
+    family: ClassVar[str] = "prototypes"
+    needs: ClassVar[frozenset[str]] = frozenset({"feature_dim", "images", "classes"})
+    knows_rounds: ClassVar[bool] = True
     sends: ClassVar[str] = "the mean feature of each class it holds, a vector of standard deviations, its decoder"
     shares: ClassVar[frozenset[str]] = frozenset({"vtc"})
+    combines: ClassVar[Mapping[str, Combination]] = {
+        "params/vtc": "mean",
+        "data/prototypes": "classes",
+        "data/sigma": "mean",
+    }
 
-    lambda_dm: NotNegative = 1.0
-    kl_weight: NotNegative = 1.0
-    rec_weight: NotNegative = 1.0
-    rec_reduction: Literal["sum", "mean"] = "sum"
-    dm_mode: Literal["class_mean", "pointwise"] = "class_mean"
-    dm_latents: Literal["batch", "global"] = "batch"
-    prior_cov: Literal["identity", "global_sd"] = "identity"
     sigma_init: Positive = 0.1
     keep_sigma: bool = False
     alternate: Literal["batch", "epoch"] = "batch"
@@ -167,16 +122,7 @@ class FedVTC(Method):
     ) -> str | None:
         """Return what to do when the latents do not fill the decoder's first map."""
         size = next(iter(blueprints.values())).feature_dim
-        height, width = start_size(input_shape)
-        step = height * width
-        if size is None or size % step == 0:
-            return None
-        below = size // step * step
-        near = f"{below} or {below + step}" if below else f"{step}"
-        return (
-            f"features that fill maps of {height}x{width} pixels (a quarter of the image), but they have {size} "
-            f"numbers: set feature_dim to {near}"
-        )
+        return None if size is None else latent_misfit(size, input_shape)
 
     def plan(self) -> Plan:
         """Prototypes in the rounds; then decoders go up, their mean comes down, and clients fine-tune."""
@@ -189,12 +135,9 @@ class FedVTC(Method):
         """No class has a prototype yet; sigma is the initial one."""
         size = next(iter(ctx.blueprints.values())).feature_dim
         assert size is not None  # one of the needs
-        server.memory.update(
-            prototypes={},
-            sigma=torch.full((size,), self.sigma_init),
-            image_shape=list(ctx.input_shape),
-            norm_statistics=self.norm_statistics,
-        )
+        server.memory.update(prototypes={}, sigma=torch.full((size,), self.sigma_init))
+        # For those who look at the images later (analysis/synthetic.py).
+        server.memory.update(image_shape=list(ctx.input_shape), norm_statistics=self.norm_statistics)
 
     def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
         """Send the prototypes that exist, sigma, and the mean decoder where it is wanted."""
@@ -251,80 +194,40 @@ class FedVTC(Method):
 
     def stages(self, client: Party, ctx: Context) -> Local:
         """Yield the local training: model and decoder in turn on each batch, in each epoch, or at once."""
+        if not (self.rec_weight or self.kl_weight or self.lambda_dm):
+            yield Stage(self.loss)
+            return None
         training = ctx.training
         decoder = replace(training, lr=self.vtc_lr or training.lr, optimizer=self.vtc_optimizer or training.optimizer)
-        model_update = Update((self.model_loss,), {"main": None})
-        decoder_update = Update((self.decoder_loss,), {"vtc": None}, training=decoder)
-        stage = Stage(updates=(model_update, decoder_update), aux=self.aux(client, ctx), draws=self.draws(client))
-        if not (self.rec_weight or self.kl_weight or self.lambda_dm):
-            yield replace(stage, updates=(model_update,))
-        elif self.joint_training:
+        updates = (
+            Update((self.model_loss,), {"main": None}),
+            Update((self.decoder_loss,), {"vtc": None}, training=decoder),
+        )
+        stage = Stage(updates=updates, aux=self.aux(client, ctx), draws=self.draws(client))
+        if self.joint_training:
             yield replace(stage, updates=(Update((self.joint_loss,), {"main": None, "vtc": None}),))
         elif self.alternate == "batch":
             yield stage
         else:
-            for epoch in range(training.epochs):
-                for update in (model_update, decoder_update):
-                    yield replace(stage, updates=(decayed(update, training, epoch),), epochs=1)
+            yield from turns_by_epoch(stage, training)
         return None
-
-    def aux(self, client: Party, ctx: Context) -> dict[str, Tensor]:
-        """Return what the losses need beside the batch: prototypes, standard deviations, the scaling of images."""
-        sigma = client.inbox.data["sigma"]
-        prototypes, known = spread(client.inbox.data, ctx.num_classes, len(sigma))
-        return {
-            "prototypes": prototypes,
-            "known": known,
-            "global_sd": sigma,
-            "prior_sd": sigma if self.prior_cov == "global_sd" else torch.ones_like(sigma),
-            **channels(client.train.scaling),
-        }
-
-    def draws(self, client: Party) -> dict[str, Draw]:
-        """Return the noise of the latents."""
-        draw = Draw((None, cast(int, client.main.feature_dim)))
-        return {"noise": draw, "latents": draw} if self.dm_latents == "global" and self.lambda_dm else {"noise": draw}
 
     # --- losses ---
 
-    def model_loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
-        """Return L_ce + L_vtc for the model (Eq. 7); decoded images and the decoder move no running statistics."""
+    def joint_loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
+        """Return L_ce + L_vtc for everything at once; decoded images move no running statistics of the model."""
         main = nets["main"]
         z = main.features(batch.x)
-        loss = F.cross_entropy(main.head(z), batch.y)
-        if not (self.rec_weight or self.kl_weight or self.lambda_dm):
-            return loss
-        return loss + self.vtc_loss(main.still(), nets["vtc"].still(), z, batch, aux)
+        return F.cross_entropy(main.head(z), batch.y) + self.vtc_loss(main.still(), nets["vtc"], z, batch, aux)
+
+    def model_loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
+        """Return L_ce + L_vtc for the model (Eq. 7): the decoder's running statistics do not move either."""
+        return self.joint_loss({**nets, "vtc": nets["vtc"].still()}, batch, aux)
 
     def decoder_loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
         """Return L_vtc for decoder and sigma (Eq. 8); the model is in prediction mode."""
         main = nets["main"].eval()
         return self.vtc_loss(main, nets["vtc"], main.features(batch.x), batch, aux)
-
-    def joint_loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
-        """Return L_ce + L_vtc for everything at once."""
-        main = nets["main"]
-        z = main.features(batch.x)
-        return F.cross_entropy(main.head(z), batch.y) + self.vtc_loss(main.still(), nets["vtc"], z, batch, aux)
-
-    def vtc_loss(self, main: Any, vtc: Any, z: Tensor, batch: Batch, aux: Aux) -> Tensor:
-        """Return L_vtc = L_rec + L_KL + lambda·L_DM (Eq. 4 and 6), each with its weight."""
-        sigma = vtc.parameters()["log_sigma"].exp()
-        prototype, known = aux["prototypes"][batch.y], aux["known"][batch.y]
-        loss = self.kl_weight * gaussian_kl(z, sigma, prototype, aux["prior_sd"], known).mean()  # Eq. 3
-        if not (self.rec_weight or self.lambda_dm):
-            return loss
-        images = vtc(reparameterised(z, sigma, batch["noise"]))  # Eq. 1
-        target = batch.x * aux["std"] + aux["mean"]
-        loss = loss + self.rec_weight * reconstruction_error(images, target, self.rec_reduction)  # Eq. 2
-        if not self.lambda_dm:
-            return loss
-        if self.dm_latents == "global":
-            centre = torch.where(known.unsqueeze(1) > 0, prototype, z)
-            images = vtc.still()(reparameterised(centre, aux["global_sd"], batch["latents"]))  # statistics: of Eq. 1
-        features = main.features((images - aux["mean"]) / aux["std"])
-        matching = distribution_matching(features, batch.y, aux["prototypes"], aux["known"], self.dm_mode)  # Eq. 5
-        return loss + self.lambda_dm * matching
 
     # --- fine-tuning ---
 
@@ -340,72 +243,8 @@ class FedVTC(Method):
         head = self.finetune_scope == "head"
         return Stage(
             head_loss if head else self.loss,
-            trainable={"main": head_names(client.main, ctx.input_shape) if head else None},
+            trainable={"main": trainable_names(client.main, ctx.input_shape, "head") if head else None},
             data=Samples(images, labels, scaling=replace(client.train.scaling, divisor=1.0)),
             epochs=self.finetune_epochs or rounds * ctx.training.epochs,
             training=replace(ctx.training, lr=self.finetune_lr or ctx.training.lr),
         )
-
-
-def head_loss(nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
-    """Return cross-entropy for the head alone: the extractor is in prediction mode."""
-    return F.cross_entropy(nets["main"].head(nets["main"].eval().features(batch.x)), batch.y)
-
-
-def head_names(model: nn.Module, input_shape: Sequence[int]) -> tuple[str, ...]:
-    """Return the names of the head's parameters, for models of any make."""
-    return tuple(name for name, part in parameter_parts(model, input_shape).items() if part == "head")
-
-
-def decayed(update: Update, training: Training, epoch: int) -> Update:
-    """Return the update for one epoch on its own, at the learning rate that this epoch would have."""
-    own = update.training or training
-    return replace(update, training=replace(own, lr=own.lr * own.decay ** (epoch // own.decay_every), decay=1.0))
-
-
-def channels(scaling: Scaling) -> dict[str, Tensor]:
-    """Return mean and standard deviation by channel: `x * std + mean` undoes the scaling of network inputs."""
-    return {name: torch.tensor(getattr(scaling, name)).view(1, -1, 1, 1) for name in ("mean", "std")}
-
-
-def plain_mean(tensors: Iterable[Tensor]) -> Tensor:
-    """Return the mean with equal weights."""
-    tensors = list(tensors)
-    return weighted_mean(tensors, [1.0] * len(tensors))
-
-
-# --- synthetic images ---
-
-
-@torch.no_grad()
-def decode(vtc: nn.Module, latents: Tensor, chunk: int = 512) -> Tensor:
-    """Return the images of latents, in prediction mode."""
-    with mode(vtc, EVAL):
-        return torch.cat([vtc(part) for part in latents.split(chunk)])
-
-
-@torch.no_grad()
-def recalibrated(
-    vtc: nn.Module, packed: Prototypes, sigma: Tensor, rng: torch.Generator, count: int = 512
-) -> nn.Module:
-    """Return a copy whose norm layers have the statistics of about `count` latents, of all classes alike."""
-    vtc = copy.deepcopy(vtc)
-    for layer in vtc.modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-            layer.momentum = 1.0  # one pass then replaces the statistics
-    prototypes = packed.get("prototypes", sigma.new_zeros(0, len(sigma)))
-    if len(prototypes):
-        each = math.ceil(count / len(prototypes))
-        vtc.train()(torch.cat([class_latents(prototype, sigma, each, rng) for prototype in prototypes]))
-    return vtc
-
-
-def synthetic_set(
-    vtc: nn.Module, packed: Prototypes, sigma: Tensor, count: int, rng: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Return `count` images in [0, 1] and labels of every class that has a prototype, class after class (Eq. 9)."""
-    if "prototypes" not in packed:
-        raise InputError("fedvtc: no class has a prototype yet, so there is nothing to decode: train a round first.")
-    pairs = list(zip(packed["classes"].tolist(), packed["prototypes"], strict=True))
-    images = torch.cat([decode(vtc, class_latents(prototype, sigma, count, rng)) for _, prototype in pairs])
-    return images, torch.tensor([label for label, _ in pairs]).repeat_interleave(count)

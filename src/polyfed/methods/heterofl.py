@@ -7,8 +7,8 @@ over the clients that hold it. Three companions keep mixed widths compatible: a 
 loss. Give clients their rates with the model: `cnn:16-32-64@1,cnn:16-32-64@0.5`.
 
 Deviations:
-    Levels belong to the clients' models and are fixed; the paper's `dynamic` mode, which redraws them each round, is
-    not offered.
+    Levels belong to the clients' models and are fixed; the paper's `dynamic` mode, which redraws them each round, is a
+    method of its own, `heterofl_dynamic`.
     Static BatchNorm statistics are collected for each width on its own, by all clients of that width, in rounds whose
     models are measured; the clients fetch the fused weights for it, and both directions are counted. They are those of
     the network as it predicts: without scaler and dropout. With `statistics="public"` the server collects them itself.
@@ -23,19 +23,20 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from polyfed.core.errors import InputError
 from polyfed.core.fields import Positive, SomeShare
 from polyfed.core.message import Message
 from polyfed.core.method import Local, Plan, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, is_running_statistic, load_state
+from polyfed.core.places import Place
 from polyfed.core.stage import Aux, Batch, Stage
 from polyfed.core.statistics import collect_statistics
+from polyfed.core.task import CLASSIFICATION
 from polyfed.core.views import largest_first
 from polyfed.methods.fedavg import FedAvg
 from polyfed.models.width import activate_scalers
-from polyfed.ops.aggregate import IndexMap, Part, Slot, extract, scatter_mean
+from polyfed.ops.aggregate import Index, IndexMap, Part, Slot, extract, scatter_mean
 
 STATISTICS = Step("statistics", who="all", when="evaluation")
 
@@ -66,8 +67,8 @@ class HeteroFL(FedAvg):
 
     name: ClassVar[str] = "heterofl"
     paper: ClassVar[str] = "Diao et al. 2021"
-    family: ClassVar[str] = "parameters"
-    sends: ClassVar[str] = "the weights of the client's width slice, and which classes it holds"
+    family: ClassVar[str] = "width"
+    sends: ClassVar[str] = "the weights of the client's width slice, and the number of samples of each class"
 
     view: str = "prefix"
     weighting: Literal["samples", "uniform"] = "uniform"
@@ -131,20 +132,22 @@ class HeteroFL(FedAvg):
 
     def all_slots(self, blueprint: Blueprint, ctx: Context) -> IndexMap:
         """Return the places of slices and, with static BatchNorm, of this width's own statistics."""
+        statistics = blueprint.running_statistics() if self.static_bn else frozenset()
+        return self.slots_of(blueprint, ctx) | {name: Slot(f"{blueprint.name}::{name}") for name in statistics}
 
-        def make() -> IndexMap:
-            statistics = blueprint.running_statistics() if self.static_bn else frozenset()
-            own = {name: Slot(f"{blueprint.name}::{name}") for name in statistics}
-            return self.policy(ctx).slots(blueprint, ctx.blueprints) | own
+    def level_of(self, info: ClientInfo, ctx: Context) -> Blueprint:
+        """Return the width that a client holds; methods that redraw it say so here."""
+        return ctx.blueprints[info.architecture]
 
-        found: IndexMap = ctx.cached(("all_slots", blueprint.name), make)
-        return found
+    def slots(self, server: Party, info: ClientInfo, ctx: Context) -> IndexMap:
+        """Return the client's view: its width of the network."""
+        return self.slots_of(self.level_of(info, ctx), ctx)
 
     def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
         """Send the client's slice; statistics only where they are used (for measuring)."""
         if step.name == "evaluate" and self.measure == "own":
             return Message()
-        blueprint = ctx.blueprints[info.architecture]
+        blueprint = self.level_of(info, ctx)
         statistics = blueprint.running_statistics() if self.static_bn else set()
         if step.name == STATISTICS.name and not statistics:
             return Message()
@@ -160,7 +163,7 @@ class HeteroFL(FedAvg):
             scatter_mean(
                 server.state,
                 (
-                    Part(r.params["main"], self.all_slots(ctx.blueprints[ctx.infos[c].architecture], ctx), _batches(r))
+                    Part(r.params["main"], self.all_slots(self.level_of(ctx.infos[c], ctx), ctx), _batches(r))
                     for c, r in with_norm.items()
                 ),
             )
@@ -200,8 +203,21 @@ class HeteroFL(FedAvg):
         for name, tensor in part.state.items():
             if name.split(".")[0] == "head" and tensor.shape[0] == len(counts):
                 state[name] = tensor[rows]
-                slots[name] = Slot(slots[name].key, (rows, *(slice(0, n) for n in tensor.shape[1:])))
+                slots[name] = Slot(slots[name].key, rows_of(slots[name].part, rows, tensor.shape))
         return Part(state, slots, part.weight)
+
+    def places(self, server: Party, info: ClientInfo, message: Message, ctx: Context) -> dict[str, Place]:
+        """Leave out the same rows where replies are compared."""
+        found = super().places(server, info, message, ctx)
+        counts = info.label_counts
+        if not self.mask or counts is None or all(counts):
+            return found
+        rows = torch.tensor([c for c, n in enumerate(counts) if n])
+        for name, tensor in message.tensors():
+            if name in found and name.rpartition("/")[2].split(".")[0] == "head" and tensor.shape[0] == len(counts):
+                part = rows_of(found[name].part, rows, tensor.shape)
+                found[name] = replace(found[name], part=part, rows=rows)
+        return found
 
     # --- client ---
 
@@ -213,13 +229,18 @@ class HeteroFL(FedAvg):
         """Return cross-entropy with the logits of absent classes set to 0."""
         net = nets["main"].still() if self.static_bn else nets["main"]
         logits = net(batch.x)
-        return F.cross_entropy(logits * aux["present"] if self.mask else logits, batch.y)
+        return batch.loss(logits * aux["present"] if "present" in aux else logits)
 
     def stage(self, client: Party, ctx: Context) -> Stage:
         """Train the slice with clipped gradients."""
         training = ctx.training if self.clip is None else replace(ctx.training, clip=self.clip)
-        present = torch.tensor([float(n > 0) for n in client.train.label_counts(ctx.num_classes)])
-        return Stage(self.loss, aux={"present": present} if self.mask else {}, training=training)
+        return Stage(self.loss, aux=self.present(client, ctx), training=training)
+
+    def present(self, client: Party, ctx: Context) -> dict[str, Tensor]:
+        """Return which classes a client has, where they are masked; other tasks have no classes to be absent."""
+        if not self.mask or ctx.task != CLASSIFICATION:
+            return {}
+        return {"present": torch.tensor([float(n > 0) for n in client.train.label_counts(ctx.num_classes)])}
 
     def local(self, client: Party, step: Step, ctx: Context) -> Local:
         """Train and reply, or collect BatchNorm statistics with the fused weights."""
@@ -234,6 +255,13 @@ class HeteroFL(FedAvg):
         state = client.main.state_dict()
         names = [name for name in state if is_running_statistic(name)]
         return Message(params={"main": {name: state[name].clone() for name in names}}, meta={"batches": batches})
+
+
+def rows_of(part: Index | None, rows: Tensor, shape: torch.Size) -> Index:
+    """Return the place of some rows of a tensor, given the place of all of it; rows are never sliced otherwise."""
+    if part is None or isinstance(part[-1], slice):
+        return (rows, *(slice(0, n) for n in shape[1:]))
+    return (rows.view(-1, *(1,) * (len(shape) - 1)), *part[1:])
 
 
 def _batches(reply: Message) -> float:

@@ -24,7 +24,7 @@ from polyfed.core.message import Message, State
 from polyfed.core.method import Local, Plan, Step
 from polyfed.core.nets import frozen_names
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, state_of
-from polyfed.core.stage import Aux, Batch
+from polyfed.core.stage import Aux, Batch, Stage
 from polyfed.methods.ensemble import l1_norm
 from polyfed.methods.fedavg import FedAvg
 
@@ -43,6 +43,7 @@ class OneShotFedAvg(FedAvg):
 
     name: ClassVar[str] = "oneshot_fedavg"
     paper: ClassVar[str] = "McMahan et al. 2017, one round"
+    family: ClassVar[str] = "one-shot"
     needs: ClassVar[frozenset[str]] = frozenset({"same_arch", "builds"})
     sends: ClassVar[str] = "the trained weights and the number of samples, once"
     outcome: ClassVar[str] = "server"
@@ -74,6 +75,10 @@ class OneShotFedAvg(FedAvg):
         """Return CE + l1·||w||_1."""
         loss = super().loss(nets, batch, aux)
         return loss + self.l1 * l1_norm(nets["main"].parameters()) if self.l1 else loss
+
+    def stage(self, client: Party, ctx: Context) -> Stage:
+        """Return the training of all one-shot methods: in a comparison they share it."""
+        return Stage(self.loss, key=("CE + L1", self.l1) if type(self).loss is OneShotFedAvg.loss else None)
 
     def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
         """Send the fingerprint of the common initial state; clients are measured with their own networks."""

@@ -1,10 +1,10 @@
 """Models: the contract, the zoo by name, and adapters for any module."""
 
-from polyfed.models import cnn, mlp, resnet, wrn  # noqa: F401  (importing them fills the registry)
+from polyfed.models import cnn, mlp, others, resnet, sequences, tabular, wrn  # noqa: F401  (importing them fills the registry)
 from polyfed.models.adapt import adapt
 from polyfed.models.contract import Model, check_model, count_parameters, parameter_parts, properties, signature
 from polyfed.models.project import with_feature_dim
-from polyfed.models.registry import build, describe, names, register
+from polyfed.models.registry import build, describe, describe_one, names, register
 from polyfed.models.vtc import Decoder
 from polyfed.models.width import Scaler, activate_scalers, channel_index, levels, scaled
 
@@ -19,6 +19,7 @@ __all__ = [
     "check_model",
     "count_parameters",
     "describe",
+    "describe_one",
     "levels",
     "names",
     "parameter_parts",

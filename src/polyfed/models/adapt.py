@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, cast
@@ -10,13 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.errors import InputError, unknown
+from polyfed.core.shape import InputShape
 from polyfed.models.contract import evaluating, sample_input
 from polyfed.models.width import Groups
+
+HEADS = ("fc", "classifier", "score", "head", "heads")  # what torchvision, timm and transformers call it
+MOST_TRIED = 8
+
+log = logging.getLogger("polyfed.models")
 
 
 def adapt(
     model: nn.Module,
-    head: str = "fc",
+    head: str | None = None,
     stem: str | None = None,
     input_shape: Sequence[int] | None = None,
     num_classes: int | None = None,
@@ -30,7 +37,8 @@ def adapt(
         Any module whose forward takes one batch of inputs and returns logits `[B, C]`. It is used, not copied.
     head
         Dotted name of the last layer (`"fc"`, `"classifier"`, `"4"` in a Sequential). Its input, flattened, is the
-        feature vector.
+        feature vector. None: what the module calls its classifier (`get_classifier()`, `fc`, `classifier`, `score`,
+        `head`), or the last linear layer; `head_name` of the result says which, and so does the log.
     stem
         Dotted name of the module whose output cuts the model in three (`"layer1"`, `"0"`), for methods such as FedIN.
     input_shape
@@ -59,6 +67,9 @@ def adapt(
     """
     if stem is not None:
         _submodule(model, stem)
+    if head is None:
+        head = find_head(model, input_shape)
+        log.info("the head of %s is '%s'", type(model).__name__, head)
     last = _submodule(model, head)
     layers = [layer for layer in last.modules() if isinstance(layer, nn.Linear)]
     if not layers:
@@ -85,6 +96,38 @@ def adapt(
             raise InputError(f"adapt(...) needs input_shape=(channels, height, width) to find {attribute}.")
         setattr(adapted, attribute, given or found)
     return adapted
+
+
+def find_head(model: nn.Module, input_shape: Sequence[int] | None = None) -> str:
+    """Return the name of the layer that gives a module's logits: with an input shape, candidates are tried out.
+
+    Raises
+    ------
+    InputError
+        If none of them does; with what was tried.
+    """
+    layers: dict[str, nn.Module] = dict(model.named_modules())
+    own = getattr(model, "get_classifier", None)
+    wanted = own() if callable(own) else None
+    named = [name for name, layer in layers.items() if name and layer is wanted]
+    named += [name for last in HEADS for name in layers if name == last or name.endswith(f".{last}")]
+    linear = [name for name, layer in layers.items() if isinstance(layer, nn.Linear)]
+    inside = [name for name in linear if any(name.startswith(f"{part}.") for part in named)]
+    candidates: list[str] = list(dict.fromkeys([*named, *reversed(inside), *reversed(linear)]))
+    candidates = [name for name in candidates if any(isinstance(m, nn.Linear) for m in layers[name].modules())]
+    if not candidates:
+        raise InputError(f"{type(model).__name__} has no linear layer that could be its head: name it (head='...').")
+    if input_shape is None:
+        return candidates[0]
+    for name in candidates[:MOST_TRIED]:
+        try:
+            _try_out(Adapted(model, name, None, input_shape))
+            return name
+        except InputError as error:
+            failed = error
+    raise InputError(
+        f"No head of {type(model).__name__} was found among {', '.join(candidates[:MOST_TRIED])}: {failed}"
+    )
 
 
 def _submodule(model: nn.Module, name: str) -> nn.Module:
@@ -169,7 +212,7 @@ class Adapted(nn.Module):
         self.model = model
         self.head_name = head
         self.stem_name = stem
-        self.input_shape = None if input_shape is None else tuple(input_shape)
+        self.input_shape = None if input_shape is None else InputShape(input_shape)
 
     @property
     def head(self) -> nn.Module:

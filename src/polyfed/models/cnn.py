@@ -1,4 +1,4 @@
-"""Small convolutional nets: `cnn:<channels>[,bn]`, `cnn2` and `convnet`."""
+"""Small convolutional nets: `cnn:<channels>[,bn][,exits]`, `cnn2` and `convnet`."""
 
 from __future__ import annotations
 
@@ -7,34 +7,39 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyfed.models.exits import OPTION, MultiExit, take_exits
 from polyfed.models.mlp import Dense
 from polyfed.models.network import Network, image_shape
 from polyfed.models.registry import Options, register
 from polyfed.models.width import Scaler, Wire, scaled
+
+NORM = {"bn": "BatchNorm behind every convolution; without it none"}
 
 
 @register(
     "cnn",
     example="cnn:16-32-64",
     summary="3x3 convolutions with pooling, global average, linear head",
-    options=("<channels>-<channels>...", "bn"),
+    options={"<channels>-<channels>...": "channels of each convolution, 16-32-64 without it", **NORM, **OPTION},
 )
-def build_cnn(options: Options, input_shape: Sequence[int], num_classes: int, rate: float) -> ConvNet:
-    """Build `cnn:<channels>[,bn]`; 16-32-64 by default."""
+def build_cnn(options: Options, input_shape: Sequence[int], num_classes: int, rate: float) -> ConvNet | MultiExit:
+    """Build `cnn:<channels>[,bn][,exits]`; 16-32-64 by default."""
     norm = options.take("bn") is not None
     found = options.take(r"[1-9]\d*(-[1-9]\d*)*")
     channels = [int(number) for number in (found[0] if found else "16-32-64").split("-")]
-    return ConvNet(input_shape, num_classes, channels, norm=norm, rate=rate)
+    exits = take_exits(options, len(channels))
+    net = ConvNet(input_shape, num_classes, channels, norm=norm, rate=rate)
+    return MultiExit(net, exits, from_stem=True) if exits else net
 
 
-@register("cnn2", example="cnn2", summary="FedAvg's net: two 5x5 convolutions (32, 64), 512 units", options=("bn",))
+@register("cnn2", example="cnn2", summary="FedAvg's net: two 5x5 convolutions (32, 64), 512 units", options=NORM)
 def build_cnn2(options: Options, input_shape: Sequence[int], num_classes: int, rate: float) -> ConvNet:
     """Build the two-convolution net of McMahan et al."""
     norm = options.take("bn") is not None
     return ConvNet(input_shape, num_classes, [32, 64], kernel=5, hidden=512, norm=norm, rate=rate)
 
 
-@register("convnet", example="convnet", summary="AMS's net: 3x3 convolutions 32-64-64, 64 units", options=("bn",))
+@register("convnet", example="convnet", summary="AMS's net: 3x3 convolutions 32-64-64, 64 units", options=NORM)
 def build_convnet(options: Options, input_shape: Sequence[int], num_classes: int, rate: float) -> ConvNet:
     """Build the three-convolution, two-linear-layer net of AMS."""
     norm = options.take("bn") is not None

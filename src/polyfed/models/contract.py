@@ -16,6 +16,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from polyfed.core.errors import InputError
+from polyfed.core.nets import frozen_names
+from polyfed.core.shape import InputShape
 
 REQUIRED = ("features", "head", "feature_dim", "num_classes")
 
@@ -47,7 +49,7 @@ def check_model(module: nn.Module, input_shape: Sequence[int]) -> None:
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise InputError(
                 f"The model {kind} cannot take inputs of shape {tuple(input_shape)} ({_first_line(error)}): "
-                "build it for the shape of your data."
+                f"build it for the shape of your data{about_ids(module, input_shape)}."
             ) from error
         _expect(features, (2, model.feature_dim), f"{kind}.features(x)", "feature_dim")
         _expect(logits, (2, model.num_classes), f"{kind}.forward(x)", "num_classes")
@@ -69,9 +71,10 @@ def properties(module: nn.Module) -> frozenset[str]:
     """Return which of features, split3, width, exits, batchnorm, mlp and dropout hold for a module."""
     layers = list(module.modules())
     weighted = [layer for layer in layers if next(layer.parameters(recurse=False), None) is not None]
+    features = all(hasattr(module, name) for name in REQUIRED)
     held = {
-        "features": all(hasattr(module, name) for name in REQUIRED),
-        "split3": hasattr(module, "stem") and hasattr(module, "middle"),
+        "features": features,
+        "split3": features and hasattr(module, "stem") and hasattr(module, "middle"),
         "width": hasattr(module, "width_groups"),
         "exits": hasattr(module, "exits"),
         "batchnorm": any(isinstance(layer, _BatchNorm) for layer in layers),
@@ -79,6 +82,20 @@ def properties(module: nn.Module) -> frozenset[str]:
         "dropout": any(isinstance(layer, _DropoutNd) and layer.p > 0 for layer in layers),
     }
     return frozenset(name for name, holds in held.items() if holds)
+
+
+def cut_shapes(module: nn.Module, input_shape: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of what enters the middle of a network (`s_in`) and leaves it (`s_out`), of one sample.
+
+    A network that cannot be cut in three has none.
+    """
+    if "split3" not in properties(module):
+        return {}
+    model: Any = module
+    with evaluating(module), torch.no_grad():
+        s_in = model.stem(sample_input(module, input_shape))
+        s_out = model.middle(s_in)
+    return {"s_in": tuple(s_in.shape[1:]), "s_out": tuple(s_out.shape[1:])}
 
 
 def count_parameters(module: nn.Module) -> int:
@@ -130,11 +147,27 @@ def parameter_parts(module: nn.Module, input_shape: Sequence[int]) -> dict[str, 
     return {name: parts[name] for name in parameters if name in parts}
 
 
+def trainable_names(module: nn.Module, input_shape: Sequence[int], part: str) -> tuple[str, ...]:
+    """Return which parameters of one part may move, for models of any make."""
+    parts, frozen = parameter_parts(module, input_shape), frozen_names(module)
+    return tuple(name for name, own in parts.items() if own == part and name not in frozen)
+
+
 def sample_input(module: nn.Module, input_shape: Sequence[int]) -> Tensor:
-    """Return two fixed random inputs on the device and in the float type of the module."""
+    """Return two fixed random inputs on the device and in the float type of the module, or two rows of token ids."""
     like = next((p for p in module.parameters() if p.is_floating_point()), torch.empty(0))
-    x = torch.rand((2, *input_shape), generator=torch.Generator().manual_seed(0))
+    rng = torch.Generator().manual_seed(0)
+    if words := InputShape(input_shape).words:
+        return torch.randint(1, words, (2, *input_shape), generator=rng).to(like.device)
+    x = torch.rand((2, *input_shape), generator=rng)
     return x.to(device=like.device, dtype=like.dtype)
+
+
+def about_ids(module: nn.Module, input_shape: Sequence[int]) -> str:
+    """Return advice where a network embeds token ids and gets numbers."""
+    embeds = any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in module.modules())
+    told = ", and where its inputs are token ids load them with kind='tokens' (or kind='text')"
+    return told if embeds and not InputShape(input_shape).words else ""
 
 
 @contextmanager

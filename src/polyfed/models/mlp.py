@@ -7,14 +7,23 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from polyfed.models.network import Network
+from polyfed.core.errors import InputError
+from polyfed.core.shape import InputShape
+from polyfed.models.network import FITTING, Network
 from polyfed.models.registry import Options, register
 from polyfed.models.width import Scaler, Wire, scaled
 
 
-@register("mlp", example="mlp:2x64", summary="hidden layers of equal width, ReLU", options=("<depth>[x<width>]",))
+@register(
+    "mlp",
+    example="mlp:2x64",
+    summary="hidden layers of equal width, ReLU",
+    options={"<depth>[x<width>]": "hidden layers and their units; 100 units, and one layer, without it"},
+)
 def build_mlp(options: Options, input_shape: Sequence[int], num_classes: int, rate: float) -> MLP:
     """Build `mlp:<depth>[x<width>]`; one hidden layer of 100 units by default."""
+    if InputShape(input_shape).words:
+        raise InputError(f"The model 'mlp' takes numbers, but the inputs are token ids: use {FITTING['text']}.")
     found = options.take(r"([1-9]\d*)(?:x([1-9]\d*))?")
     depth, width = (int(found[1]), int(found[2] or 100)) if found else (1, 100)
     return MLP(input_shape, num_classes, depth, width, rate)

@@ -12,7 +12,7 @@ from polyfed.core.errors import InputError, unknown
 from polyfed.models.width import Axis, Groups
 
 
-def with_feature_dim(model: nn.Module, d: int, kind: str = "linear") -> nn.Module:
+def with_feature_dim(model: nn.Module, d: int, kind: str = "linear", always: bool = False) -> nn.Module:
     """Return the model with feature vectors of length `d`, for methods that need them equal at all clients.
 
     Parameters
@@ -24,12 +24,14 @@ def with_feature_dim(model: nn.Module, d: int, kind: str = "linear") -> nn.Modul
         The common feature dimension.
     kind
         "linear": a trainable linear map without activation; "avgpool": average pooling of the vector, no parameters.
+    always
+        Also where the model has such features already, for a family of widths whose other members have not.
     """
     if kind not in ("linear", "avgpool"):
         raise unknown("kind of projection", kind, ["linear", "avgpool"])
     if d < 1:
         raise InputError(f"A feature dimension must be at least 1, not {d}.")
-    return model if model.feature_dim == d else Projected(model, d, kind)
+    return model if model.feature_dim == d and not always else Projected(model, d, kind)
 
 
 def _head_name(model: nn.Module) -> str | None:

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
 from polyfed.core.errors import InputError, unknown
-from polyfed.models.contract import count_parameters
+from polyfed.core.plugins import plugins
+from polyfed.core.shape import InputShape
+from polyfed.models.contract import count_parameters, properties
 
 Builder = Callable[["Options", Sequence[int], int, float], nn.Module]
 
 _registry: dict[str, Entry] = {}
 
 
-def register(name: str, *, example: str, summary: str, options: Sequence[str] = ()) -> Callable[[Builder], Builder]:
+def register(
+    name: str,
+    *,
+    example: str,
+    summary: str,
+    options: Mapping[str, str] | Sequence[str] = (),
+    inputs: InputShape | None = None,
+    package: str | None = None,
+) -> Callable[[Builder], Builder]:
     """Register `builder(options, input_shape, num_classes, rate) -> nn.Module` under a name.
 
     Parameters
@@ -29,13 +40,18 @@ def register(name: str, *, example: str, summary: str, options: Sequence[str] = 
     summary
         A few words for `polyfed models`.
     options
-        How the options look, for error messages; the builder reads them with `options.take`.
+        How each option looks, and what it means and is without it; the builder reads them with `options.take`.
+    inputs
+        Inputs that the example can take, where they are not images; tables count its parameters for them.
+    package
+        Another package that the network comes from; tables leave out its parameters.
     """
 
     def add(builder: Builder) -> Builder:
         if name in _registry:
             raise InputError(f"A model named '{name}' is registered already: choose another name.")
-        _registry[name] = Entry(name, example, summary, tuple(options), builder)
+        told = dict(options) if isinstance(options, Mapping) else dict.fromkeys(options, "")
+        _registry[name] = Entry(name, example, summary, told, builder, inputs, package)
         return builder
 
     return add
@@ -55,7 +71,7 @@ def build(spec: str, input_shape: Sequence[int], num_classes: int) -> nn.Module:
     if num_classes < 1:
         raise InputError(f"A model needs at least one class, not {num_classes}.")
     options = Options(spec, items)
-    model = entry.builder(options, tuple(input_shape), num_classes, rate)
+    model = entry.builder(options, InputShape(input_shape), num_classes, rate)
     if options.items:
         raise unknown(f"option for the model '{entry.name}'", options.items[0], entry.options or ["(none)"])
     return model
@@ -69,11 +85,12 @@ def parse(spec: str) -> tuple[Entry, list[str], float]:
     if colon and not all(items):
         raise InputError(f"An option is empty in the model '{spec}': write for instance 'resnet18:w16'.")
     short, _, first = name.partition("-")
-    if name not in _registry and short in _registry and _registry[short].example.startswith(f"{short}-"):
+    known = _known()
+    if name not in known and short in known and known[short].example.startswith(f"{short}-"):
         name = short
         items.insert(0, first)
-    if name not in _registry:
-        raise unknown("model", name, _registry)
+    if name not in known:
+        raise unknown("model", name, known)
     rate = 1.0
     if at:
         try:
@@ -84,27 +101,50 @@ def parse(spec: str) -> tuple[Entry, list[str], float]:
             raise InputError(
                 f"The width rate '{rate_text}' in the model '{spec}' is not in (0, 1]: write for instance '{body}@0.5'."
             )
-    return _registry[name], items, rate
+    return known[name], items, rate
 
 
 def names() -> list[str]:
     """Return the names of all registered models."""
-    return list(_registry)
+    return list(_known())
 
 
-def describe(input_shape: Sequence[int] = (3, 32, 32), num_classes: int = 10) -> list[dict[str, str | int]]:
+def _known() -> dict[str, Entry]:
+    """Return all models: an entry point of another package registers its own when it is loaded."""
+    plugins("models")
+    return _registry
+
+
+def describe(input_shape: Sequence[int] = (3, 32, 32), num_classes: int = 10) -> list[dict[str, Any]]:
     """Return one row per model: name, example, summary, options, and the example's parameters for such data."""
+    return [
+        {**row, "options": ", ".join(row["options"])}
+        for row in (describe_one(name, input_shape, num_classes) for name in _known())
+    ]
+
+
+def describe_one(name: str, input_shape: Sequence[int] = (3, 32, 32), num_classes: int = 10) -> dict[str, Any]:
+    """Return everything about one model: each option with its meaning, and what its networks offer to methods.
+
+    Raises
+    ------
+    InputError
+        For an unknown name, with the nearest known one.
+    """
+    if name not in _known():
+        raise unknown("model", name, _known())
+    entry = _registry[name]
     with torch.device("meta"):  # shapes only: no memory and no random draws
-        return [
-            {
-                "name": entry.name,
-                "example": entry.example,
-                "summary": entry.summary,
-                "options": ", ".join(entry.options),
-                "parameters": count_parameters(build(entry.example, input_shape, num_classes)),
-            }
-            for entry in _registry.values()
-        ]
+        made = None if entry.package else build(entry.example, entry.inputs or input_shape, num_classes)
+    return {
+        "name": name,
+        "example": entry.example,
+        "summary": entry.summary,
+        "options": entry.options,
+        "inputs": InputShape(entry.inputs or input_shape).kind,
+        "offers": sorted(properties(made)) if made is not None else [],
+        "parameters": "" if made is None else count_parameters(made),
+    }
 
 
 @dataclass(frozen=True)
@@ -114,8 +154,10 @@ class Entry:
     name: str
     example: str
     summary: str
-    options: tuple[str, ...]
+    options: dict[str, str]  # how it looks -> what it means
     builder: Builder
+    inputs: InputShape | None = None
+    package: str | None = None
 
 
 class Options:

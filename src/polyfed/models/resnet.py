@@ -1,8 +1,9 @@
 """ResNets for small images, with the layouts that the papers count.
 
 `resnet10|14|18|22|26|34` have basic blocks, `resnet50|101|152` bottlenecks, `resnet:<blocks>` any basic layout.
-Options: `w<width>` (of the first stage, 64), `stem=3x3|7x7|fedin|pool`, `stem_width=<channels>` and `pre`
-(pre-activation, HeteroFL's layout). A block of the same place has the same name at every depth.
+Options: `w<width>` (of the first stage, 64), `stem=3x3|7x7|fedin|pool`, `stem_width=<channels>`, `pre`
+(pre-activation, HeteroFL's layout) and `exits` (see `polyfed.models.exits`). A block of the same place
+has the same name at every depth.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyfed.core.errors import InputError, unknown
+from polyfed.models.exits import OPTION, MultiExit, take_exits
 from polyfed.models.network import Network, image_shape
 from polyfed.models.registry import Options, register
-from polyfed.models.width import Scaler, Wire, scaled
+from polyfed.models.width import Groups, Scaler, Wire, scaled
 
 BASIC = {
     10: (1, 1, 1, 1),
@@ -30,22 +32,31 @@ BOTTLENECK = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 # kernel, stride, max-pool kernel (with stride 2; 0: no pooling)
 STEMS = {"3x3": (3, 1, 0), "7x7": (7, 2, 3), "fedin": (3, 2, 3), "pool": (3, 1, 2)}
 
-OPTIONS = ("w<width>", "stem=" + "|".join(STEMS), "stem_width=<channels>")
+OPTIONS = {
+    "w<width>": "channels of the first stage, twice as many in every further one; 64 without it",
+    "stem=" + "|".join(STEMS): (
+        "the first convolution: 3x3; 7x7, stride 2, and pooling; FedIN's, 3x3, stride 2, and pooling; 3x3 and pooling. "
+        "3x3 without it"
+    ),
+    "stem_width=<channels>": "channels of the first convolution; those of the first stage without it",
+    **OPTION,
+}
+PRE = {"pre": "norm and activation before each convolution; behind it without this"}
 
 
 def register_depth(depth: int, blocks: tuple[int, ...], block: str) -> None:
     """Register `resnet<depth>`."""
-    options = (*OPTIONS, "pre") if block == "basic" else OPTIONS
+    options = OPTIONS | PRE if block == "basic" else OPTIONS
     summary = f"ResNet, {block} blocks {'-'.join(map(str, blocks))}"
 
     @register(f"resnet{depth}", example=f"resnet{depth}:w16", summary=summary, options=options)
-    def build_depth(options: Options, input_shape: Sequence[int], num_classes: int, rate: float) -> ResNet:
+    def build_depth(options: Options, input_shape: Sequence[int], num_classes: int, rate: float) -> ResNet | MultiExit:
         return read_options(options, input_shape, num_classes, blocks, block, rate)
 
 
 def read_options(
     options: Options, input_shape: Sequence[int], num_classes: int, blocks: Sequence[int], block: str, rate: float
-) -> ResNet:
+) -> ResNet | MultiExit:
     """Build a ResNet with the options that all depths share."""
     if block == "basic" and options.take("pre"):
         block = "pre"
@@ -57,6 +68,9 @@ def read_options(
     stem = found[1] if found else "3x3"
     if stem not in STEMS:
         raise unknown(f"stem in the model '{options.spec}'", stem, STEMS)
+    exits = take_exits(options, len(blocks))
+    if exits and block == "pre":
+        raise InputError(f"The model '{options.spec}' cannot have exits: leave out pre, whose maps are not activated.")
     channels = [width * 2**stage for stage in range(len(blocks))]
     name = {"basic": "resnet", "pre": "preresnet", "bottleneck": "bottleneck"}[block]
     family = f"{name}-w{width}-{stem}"
@@ -64,16 +78,17 @@ def read_options(
         family += f"-from{stem_width}"
     if len(blocks) != 4:
         family += f"-{len(blocks)}stages"
-    return ResNet(input_shape, num_classes, blocks, channels, block, stem, stem_width, rate=rate, family=family)
+    net = ResNet(input_shape, num_classes, blocks, channels, block, stem, stem_width, rate=rate, family=family)
+    return MultiExit(net, exits, from_stem=False) if exits else net
 
 
 @register(
     "resnet",
     example="resnet:1-2,w16,stem=pool,stem_width=8",
     summary="ResNet, basic blocks, any number in any number of stages",
-    options=("<blocks>-<blocks>...", *OPTIONS, "pre"),
+    options={"<blocks>-<blocks>...": "blocks of each stage; must be given", **OPTIONS, **PRE},
 )
-def build_resnet(options: Options, input_shape: Sequence[int], num_classes: int, rate: float) -> ResNet:
+def build_resnet(options: Options, input_shape: Sequence[int], num_classes: int, rate: float) -> ResNet | MultiExit:
     """Build `resnet:<blocks>-<blocks>...`, with as many stages as numbers."""
     found = options.take(r"[1-9]\d*(-[1-9]\d*)+")
     if not found:
@@ -253,6 +268,7 @@ class ResNet(Network):
         super().__init__()
         self.family = family
         pre, growth = block == "pre", 4 if block == "bottleneck" else 1
+        self.growth = growth
         image_channels, _, _ = image_shape(input_shape, family)
         inputs, full_inputs = scaled(stem_width, rate), stem_width
         self.stem = Stem(image_channels, inputs, stem, rate, pre, bias)
@@ -295,3 +311,11 @@ class ResNet(Network):
         if self.last is not None:
             wires["last.norm"] = Wire(source, source)
         return wires | {"head": Wire(source, None)}
+
+    def width_groups(self) -> Groups:
+        """Return the hidden-channel axes; the outputs of bottlenecks widen by four, one for each inner channel."""
+        groups, outputs = super().width_groups(), {f"stages.{number}" for number in range(len(self.stages))}
+        return {
+            name: tuple((axis[0], self.growth) if axis and axis[0] in outputs else axis for axis in axes)
+            for name, axes in groups.items()
+        }

@@ -41,18 +41,18 @@ class _Itself:
 
 
 class _Reader:
-    """Describes what a module holds. What was met before is named by its number: sharing is part of a structure."""
+    """Describes what a module holds. What was seen before is named by its number: sharing is part of a structure."""
 
     def __init__(self) -> None:
-        self.met: dict[int, int] = {}
+        self.seen: dict[int, int] = {}
         self.kept: list[Any] = []  # as long as we read, no identity is given to another object
 
     def read(self, value: Any) -> Hashable:
         if isinstance(value, PLAIN):
             return type(value), value
-        if id(value) in self.met:
-            return "again", self.met[id(value)]
-        self.met[id(value)] = len(self.met)
+        if id(value) in self.seen:
+            return "again", self.seen[id(value)]
+        self.seen[id(value)] = len(self.seen)
         self.kept.append(value)
         return type(value), self.inside(value)
 
@@ -92,9 +92,9 @@ class _Reader:
 
     def state(self, tensor: Tensor | None) -> Hashable:
         """Describe a tensor whose values are part of the state, not of the structure."""
-        if tensor is None or id(tensor) in self.met:
+        if tensor is None or id(tensor) in self.seen:
             return self.read(tensor)
-        self.met[id(tensor)] = len(self.met)
+        self.seen[id(tensor)] = len(self.seen)
         return self.outline(tensor)
 
     def outline(self, tensor: Tensor) -> Hashable:

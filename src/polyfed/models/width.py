@@ -1,109 +1,41 @@
-"""Width slicing: which axes of a model's tensors are hidden channels, and which channels a narrower model holds.
+"""Width-scalable networks: how wide their layers are at a rate, and which of their axes are hidden channels.
 
-`model.width_groups()` gives, for every tensor of the state dict, one entry per axis: `None` (never sliced: image
-channels, class outputs, kernel axes) or `(group, repeat)`. Axes of one group use the same channels, because one feeds
-the other or because a residual addition ties them; `repeat` is the number of consecutive columns that one channel
-owns (height x width where a convolution is flattened into a linear layer, otherwise 1).
+`model.width_groups()` says the latter for every tensor of the state dict (see `polyfed.core.width`).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from polyfed.core.errors import InputError, unknown
+from polyfed.core.width import Axis, Groups, Index, channel_index, mesh, scaled, take
 
-Axis = tuple[str, int] | None
-Groups = dict[str, tuple[Axis, ...]]
-Index = tuple[Tensor | None, ...]
+__all__ = [
+    "Axis",
+    "Groups",
+    "Index",
+    "Scaler",
+    "Wire",
+    "activate_scalers",
+    "at_level",
+    "channel_index",
+    "groups_of",
+    "levels",
+    "mesh",
+    "rate_of",
+    "rates",
+    "scaled",
+    "take",
+]
 
 LEVELS = {  # channel rates that papers give to letters
     "fedfd": {letter: (10 - place) / 10 for place, letter in enumerate("abcdefghij")},
     "heterofl": {letter: 0.5**place for place, letter in enumerate("abcde")},
 }
-
-
-def scaled(channels: int, rate: float) -> int:
-    """Return the width of a layer at a rate, `ceil(rate * channels)`, at least one."""
-    # 0.7 * 10 is 7.000000000000001 in floating point; the margin keeps it from becoming 8.
-    return max(1, math.ceil(rate * channels - 1e-9))
-
-
-def channel_index(
-    groups: Mapping[str, Sequence[Axis]],
-    full_shapes: Mapping[str, Sequence[int]],
-    sub_shapes: Mapping[str, Sequence[int]],
-    start: Callable[[str, int], int],
-) -> dict[str, Index]:
-    """Say which entries of a wide model's tensors a narrow model holds.
-
-    Parameters
-    ----------
-    groups
-        The `width_groups()` of the wide model.
-    full_shapes, sub_shapes
-        Name -> shape in the wide and in the narrow model; the answer has the names of `sub_shapes`.
-    start
-        `start(group, full_width)` is the first channel of the window, which then wraps around.
-        `lambda group, width: 0` is HeteroFL, `lambda group, width: round` is FedRolex.
-
-    Returns
-    -------
-    dict
-        Name -> one entry per axis: a LongTensor of indices, or None for the whole axis. See `take` and `mesh`.
-
-    Raises
-    ------
-    InputError
-        A name is unknown, an axis is wider than the full one, or a group has two widths.
-    """
-    windows: dict[str, tuple[int, int, Tensor | None]] = {}
-
-    def window(name: str, group: str, full: int, sub: int) -> Tensor | None:
-        if group not in windows:
-            first = start(group, full) % full
-            whole = sub == full and first == 0
-            windows[group] = (full, sub, None if whole else (first + torch.arange(sub)) % full)
-        known_full, known_sub, index = windows[group]
-        if (known_full, known_sub) != (full, sub):
-            raise InputError(
-                f"'{name}' has {sub} of {full} channels in the width group '{group}', but another tensor of the group "
-                f"has {known_sub} of {known_full}: the two models are not width-scaled versions of each other."
-            )
-        return index
-
-    result = {}
-    for name, sub_shape in sub_shapes.items():
-        if name not in groups or name not in full_shapes:
-            raise InputError(f"The wide model has no tensor '{name}': both models must be of one family.")
-        full_shape, axes = full_shapes[name], groups[name]
-        if not len(full_shape) == len(sub_shape) == len(axes):
-            raise InputError(f"'{name}' has different numbers of axes in the two models and their width groups.")
-        result[name] = tuple(
-            _axis_index(name, axis, full, sub, window)
-            for axis, full, sub in zip(axes, full_shape, sub_shape, strict=True)
-        )
-    return result
-
-
-def take(tensor: Tensor, index: Index) -> Tensor:
-    """Return the part of a tensor that an entry of `channel_index` names (a copy where anything is left out)."""
-    for axis, positions in enumerate(index):
-        if positions is not None:
-            tensor = tensor.index_select(axis, positions.to(tensor.device))
-    return tensor
-
-
-def mesh(index: Index, shape: Sequence[int]) -> tuple[Tensor, ...]:
-    """Turn an entry of `channel_index` into open index grids, so that `tensor[mesh(...)]` can be read and assigned."""
-    axes = [
-        torch.arange(size) if positions is None else positions for positions, size in zip(index, shape, strict=True)
-    ]
-    return tuple(axis.view(-1, *[1] * (len(axes) - place - 1)) for place, axis in enumerate(axes))
 
 
 def groups_of(module: nn.Module, wires: Mapping[str, Wire]) -> Groups:
@@ -118,11 +50,33 @@ def groups_of(module: nn.Module, wires: Mapping[str, Wire]) -> Groups:
     return groups
 
 
-def activate_scalers(module: nn.Module, active: bool = True, reference: float = 1.0) -> None:
-    """Switch every `Scaler` of a model on or off; `reference` is the width rate of the global model."""
+def activate_scalers(module: nn.Module, active: bool = True, reference: float = 1.0, predicting: bool = False) -> None:
+    """Switch every `Scaler` of a model on or off, in training only or when `predicting`, too.
+
+    `reference` is the width rate of the global model.
+    """
     for layer in module.modules():
         if isinstance(layer, Scaler):
-            layer.active, layer.reference = active, reference
+            layer.active, layer.reference, layer.predicting = active, reference, predicting
+
+
+@contextmanager
+def at_level(module: nn.Module, level: Tensor) -> Iterator[None]:
+    """Let every scaler of a network divide by a share `level` of its rate, in this block."""
+    scalers = [layer for layer in module.modules() if isinstance(layer, Scaler)]
+    kept = [scaler.rate for scaler in scalers]
+    for scaler in scalers:
+        scaler.rate = scaler.rate * level  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for scaler, rate in zip(scalers, kept, strict=True):
+            scaler.rate = rate
+
+
+def rate_of(module: nn.Module) -> float:
+    """Return the width rate that a network was built with, as its scalers know it (1 without any)."""
+    return next((layer.rate for layer in module.modules() if isinstance(layer, Scaler)), 1.0)
 
 
 def levels(model: str, mix: str, decay: str = "fedfd") -> list[str]:
@@ -143,11 +97,16 @@ def levels(model: str, mix: str, decay: str = "fedfd") -> list[str]:
     InputError
         The model has a rate already, or a letter or the table is unknown.
     """
-    if decay not in LEVELS:
-        raise unknown("table of width levels", decay, LEVELS)
     if "@" in model:
         raise InputError(f"The model '{model}' has a width rate already: levels(...) takes one without '@'.")
-    models = []
+    return [f"{model}@{rate:g}" for rate in rates(mix, decay)]
+
+
+def rates(mix: str, decay: str = "fedfd") -> list[float]:
+    """Return the width rates of a mix of level letters, see `levels`."""
+    if decay not in LEVELS:
+        raise unknown("table of width levels", decay, LEVELS)
+    found = []
     for entry in mix.split("-"):
         letter, times = entry[:1], entry[1:] or "1"
         if letter not in LEVELS[decay] or not times.isdigit() or int(times) < 1:
@@ -156,22 +115,8 @@ def levels(model: str, mix: str, decay: str = "fedfd") -> list[str]:
                 f"'{entry}' in the mix '{mix}' is not a width level: write letters from {known}, each with a number if "
                 "it is to be repeated, such as a-d-g or a2-d1."
             )
-        models += [f"{model}@{LEVELS[decay][letter]:g}"] * int(times)
-    return models
-
-
-def _axis_index(name: str, axis: Axis, full: int, sub: int, window: Callable[..., Tensor | None]) -> Tensor | None:
-    if axis is None:
-        if full != sub:
-            raise InputError(f"'{name}' has {sub} instead of {full} entries on an axis that is never sliced.")
-        return None
-    group, repeat = axis
-    if sub > full or full % repeat or sub % repeat:
-        raise InputError(f"'{name}' cannot hold {sub} of {full} columns with {repeat} columns to a channel.")
-    index = window(name, group, full // repeat, sub // repeat)
-    if index is None or repeat == 1:
-        return index
-    return (index[:, None] * repeat + torch.arange(repeat)).flatten()
+        found += [LEVELS[decay][letter]] * int(times)
+    return found
 
 
 class Wire(NamedTuple):
@@ -185,8 +130,8 @@ class Wire(NamedTuple):
 class Scaler(nn.Module):
     """HeteroFL's scaler: in training, divide by the width rate, so that narrow models match the wide one in scale.
 
-    It does nothing until a method sets `active`, nothing in evaluation mode, and holds no tensors. `reference` is the
-    rate of the global model, which is left as it is.
+    It does nothing until a method sets `active`, nothing in evaluation mode unless it sets `predicting` (ScaleFL), and
+    holds no tensors. `reference` is the rate of the global model, which is left as it is.
     """
 
     def __init__(self, rate: float = 1.0) -> None:
@@ -194,10 +139,12 @@ class Scaler(nn.Module):
         self.rate = rate
         self.reference = 1.0
         self.active = False
+        self.predicting = False
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return `x / (rate / reference)` in active training, else `x`."""
-        return x * (self.reference / self.rate) if self.active and self.training else x
+        """Return `x / (rate / reference)` where it is active, else `x`."""
+        scales = self.active and (self.training or self.predicting)
+        return x * (self.reference / self.rate) if scales else x
 
     def extra_repr(self) -> str:
         """Show the rate."""

@@ -13,7 +13,7 @@ from polyfed.models.resnet import ResNet
     "wrn",
     example="wrn-10-1",
     summary="wide ResNet, pre-activation, three groups of 16/32/64 times a factor",
-    options=("<depth>-<factor>",),
+    options={"<depth>-<factor>": "layers, 6n + 4 of them, and how much wider than 16/32/64; both must be given"},
 )
 def build_wrn(options: Options, input_shape: Sequence[int], num_classes: int, rate: float) -> ResNet:
     """Build `wrn-<depth>-<factor>`."""

@@ -105,3 +105,30 @@ def weighted_mean(tensors: Iterable[Tensor], weights: Iterable[float]) -> Tensor
         weight += a
     assert total is not None, "nothing to average"
     return total / weight
+
+
+@torch.no_grad()
+def mean_state(states: Iterable[Mapping[str, Tensor]], weights: Iterable[float]) -> dict[str, Tensor]:
+    """Return the weighted mean of states with the same names, as a running mean: equal states come back as they are."""
+    mean: dict[str, Tensor] = {}
+    total = 0.0
+    for state, weight in zip(states, weights, strict=True):
+        total += weight
+        for name, tensor in state.items():
+            if name not in mean:
+                mean[name] = tensor.detach().clone()
+            else:
+                mean[name].lerp_(tensor.to(mean[name]), weight / total)
+    return mean
+
+
+@torch.no_grad()
+def plain_mean(tensors: Iterable[Tensor]) -> Tensor:
+    """Return the mean with equal weights; one tensor at a time is in memory."""
+    total: Tensor | None = None
+    number = 0
+    for tensor in tensors:
+        total = tensor.clone() if total is None else total.add_(tensor)
+        number += 1
+    assert total is not None, "nothing to average"
+    return total / number

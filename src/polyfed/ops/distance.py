@@ -39,4 +39,15 @@ def kl_divergence(student: Tensor, teacher: Tensor, temperature: float = 1.0) ->
     return (log_target.exp() * (log_target - log_student)).sum(dim=1).mean()
 
 
+def log_of(probabilities: Tensor) -> Tensor:
+    """Return logarithms whose softmax is the given distribution; those of zero stay finite."""
+    return probabilities.clamp_min(1e-30).log()
+
+
+def entropy(logits: Tensor) -> float:
+    """Return the entropy of the softmax in nats, mean over the rows."""
+    log_p = torch.log_softmax(logits.double(), dim=1)
+    return float(-(log_p.exp() * log_p).sum(dim=1).mean())
+
+
 LOGIT_LOSSES = {"l1": l1, "l2": l2, "ce": soft_cross_entropy, "kl": kl_divergence}

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def reparameterised(mean: Tensor, sd: Tensor, noise: Tensor) -> Tensor:
+def reparameterized(mean: Tensor, sd: Tensor, noise: Tensor) -> Tensor:
     """Return `v = mean + sd * noise` (Eq. 1): a sample of N(mean, diag(sd^2)) with a gradient in mean and sd."""
     return mean + sd * noise
 
@@ -71,4 +71,4 @@ def distribution_matching(
 def class_latents(prototype: Tensor, sd: Tensor, count: int, rng: torch.Generator) -> Tensor:
     """Draw latents of one class from `N(prototype, diag(sd^2))` (Eq. 9)."""
     noise = torch.randn(count, len(prototype), generator=rng, dtype=prototype.dtype)
-    return reparameterised(prototype, sd, noise.to(prototype.device))
+    return reparameterized(prototype, sd, noise.to(prototype.device))

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 Gradients = Mapping[str, Tensor]  # parameter name -> gradient
-SCOPES = ("tensor", "global")
 
 
 def inner(first: Tensor, second: Tensor) -> Tensor:
@@ -30,16 +29,6 @@ def multiplier(a: Tensor, b: Tensor) -> Tensor:
     something = a > 0
     ratio = -2.0 * b / torch.where(something, a, torch.ones_like(a))
     return torch.where(something, ratio.clamp(min=0.0), torch.zeros_like(a))
-
-
-def dual_value(m: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Return the dual at multiplier m: -(m^2/4)·a - m·b."""
-    return -(m**2) / 4 * a - m * b
-
-
-def primal_value(feature: Gradients, combined: Gradients) -> Tensor:
-    """Return ||G_IN - Z||^2, over all tensors together."""
-    return _total([(feature[name] - z).pow(2).sum() for name, z in combined.items()])
 
 
 def add_local(feature: Gradients, local: Gradients, m: float | Tensor) -> dict[str, Tensor]:

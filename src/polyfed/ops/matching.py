@@ -22,6 +22,7 @@ from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
 from torch import Tensor
 
 GRID = tuple(product((1.0, 0.1), (10.0, 1.0), (1.0, 1e-3, 50.0)))  # sigma2, sigma0_2, gamma to search over
+RELEASED_GRID = tuple(product((1.0, 0.1, 0.5), (1.0, 10.0), (1.0, 1e-3, 50.0)))  # that of the authors' program
 SHARE_FLOOR = 1e-10  # a network without samples of a class has almost no say about it, but sums stay above zero
 
 
@@ -55,6 +56,9 @@ class Matching:
     pop_factor: float = 2.0
     cap: int | None = None
     max_global: int | None = None
+
+
+RELEASED = Matching(sigma0_2=1.0, mu0_bias=0.1, iterations=5, pop_factor=1.0, cap=10, max_global=700)
 
 
 @dataclass(frozen=True)

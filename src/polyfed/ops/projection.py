@@ -9,12 +9,15 @@ of a `Q` of size `max(D, d)`: orthonormal columns when d < D, orthonormal rows w
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed.ops.distance import kl_divergence
+
+OrthMap = Literal["matrix_exp", "series", "taylor", "cayley", "gram_schmidt"]
 
 SMALL = 0.5  # spectral norm up to which eight terms of the series are as good as float32
 
@@ -61,7 +64,7 @@ def gram_schmidt(matrix: Tensor) -> Tensor:
     return orthonormal
 
 
-def orthogonal(parameter: Tensor, orth_map: str = "matrix_exp", terms: int = 8) -> Tensor:
+def orthogonal(parameter: Tensor, orth_map: OrthMap = "matrix_exp", terms: int = 8) -> Tensor:
     """Return the orthogonal matrix of a square parameter; zeros give the identity under every map."""
     if orth_map == "gram_schmidt":
         return gram_schmidt(_identity(parameter) + parameter)
@@ -73,7 +76,6 @@ def orthogonal(parameter: Tensor, orth_map: str = "matrix_exp", terms: int = 8) 
     return series(matrix, terms) if orth_map == "series" else taylor(matrix, terms)
 
 
-ORTH_MAPS = ("matrix_exp", "series", "taylor", "cayley", "gram_schmidt")
 KL_DIRECTIONS = ("teacher_student", "student_teacher")
 
 
@@ -101,7 +103,7 @@ class OrthogonalProjection(nn.Module):
     In the terms of docs/methods/fedfd.md, `matrix` is A_d and `columns()` is M_d.
     """
 
-    def __init__(self, inputs: int, outputs: int, orth_map: str = "matrix_exp", terms: int = 8) -> None:
+    def __init__(self, inputs: int, outputs: int, orth_map: OrthMap = "matrix_exp", terms: int = 8) -> None:
         super().__init__()
         self.inputs, self.outputs, self.orth_map, self.terms = inputs, outputs, orth_map, terms
         size = max(inputs, outputs)

@@ -51,7 +51,7 @@ def figure(source: Any, kind: str = "curves", backend: str = "plotly") -> Any:
     """Return a figure: an ordinary plotly figure, or with `backend="matplotlib"` a matplotlib one.
 
     `kind` is one of curves, curves-bytes, curves-seconds, stages, frontier, frontier-seconds, gains, tiers, split,
-    sizes, entropy, wire.
+    sizes, entropy, wire, sweep.
     """
     from polyfed.core.errors import unknown
     from polyfed.report.charts import chart
@@ -69,7 +69,7 @@ def figure(source: Any, kind: str = "curves", backend: str = "plotly") -> Any:
 
 
 def table(source: Any, name: str = "leaderboard") -> pandas.DataFrame:
-    """Return a table (leaderboard, targets, fairness, wire) as a data frame of numbers."""
+    """Return a table (leaderboard, targets, fairness, clients, wire, sweep) as a data frame of numbers."""
     from polyfed.report import tables
 
     return tables.to_frame(tables.make(study(source), name))
@@ -106,6 +106,8 @@ def export(source: Any, folder: str | Path, formats: Sequence[str] = ("pdf", "sv
         written += [static.save(picture, folder / f"{kind}.{ending}") for ending in formats]
     for name in tables.TABLES:
         made = tables.make(found, name)
+        if not made.rows and name == "sweep":  # these runs are none
+            continue
         folder.mkdir(parents=True, exist_ok=True)
         for ending, text in (
             ("md", tables.to_markdown(made)),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
+from typing import Any
 
-from polyfed.config import Config
+from polyfed.config import Config, short_names
 from polyfed.core.errors import InputError
-from polyfed.experiment import command, method_words, setting_words
+from polyfed.experiment import command, method_words, setting_words, to_text
 from polyfed.report.runs import Run, Study
 
 
@@ -32,10 +33,31 @@ def _comparison(study: Study) -> list[str]:
     if len(configs) < len(first) or any(set(label) & set("=,") for label in configs):
         return []
     words = ["polyfed", "compare", "--methods", ",".join(configs), "--seeds", str(len(study.seeds))]
+    if study.sweep and study.experiment is not None:
+        return [shlex.join([*words, *_sweep_words(study.experiment, list(configs))])]
     words += setting_words(replace(next(iter(configs.values())), seed=study.seeds[0]))
     for label, config in configs.items():
-        words += method_words(config, label)
+        words += [*method_words(config, label), *_own_words(study.experiment or {}, label)]
     return [shlex.join(words)]
+
+
+def _own_words(experiment: dict[str, Any], label: str) -> list[str]:
+    """Return the settings of one label alone."""
+    own = experiment.get("settings", {}).get(label, {})
+    short = {full: name for name, full in short_names().items()}
+    return [word for key, value in own.items() for word in ("--set", f"{label}.settings.{short[key]}={to_text(value)}")]
+
+
+def _sweep_words(experiment: dict[str, Any], labels: list[str]) -> list[str]:
+    """Return what a sweep was asked: the runs themselves know only the values that were chosen."""
+    words = setting_words(Config.load(experiment))
+    for label in labels:
+        for key, value in experiment["methods"].get(label, {}).items():
+            words += ["--set", f"{label}.{key}={to_text(value)}"]
+        words += _own_words(experiment, label)
+    for key, values in experiment["sweep"].items():
+        words += ["--sweep", f"{key}={to_text(values)}"]
+    return words
 
 
 def _config(run: Run) -> Config | None:

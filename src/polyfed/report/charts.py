@@ -1,4 +1,7 @@
-"""Every chart of the report as plain data: what is drawn, not how. `draw` and `static` turn it into figures."""
+"""Every chart of the report as plain data: what is drawn, not how. `draw` and `static` turn it into figures.
+
+Charts of the data that clients hold are in `data_charts`.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,15 @@ from polyfed.core.errors import InputError, unknown
 from polyfed.ops.estimate import Estimate, estimate
 from polyfed.report import statistics as numbers
 from polyfed.report.chart import Axis, Chart, Level, Series
+from polyfed.report.data_charts import evenness, sizes, split
 from polyfed.report.runs import LOCAL, POOLED, REFERENCES, Point, Study
-from polyfed.report.style import BLACK, GREY, SYMBOLS, Look, looks, tier_colours
+from polyfed.report.style import BLACK, GRAY, SYMBOLS, Look, looks, tier_colors
+from polyfed.report.sweeps import sweep
 from polyfed.terminal.tables import amount
 
 MOST_POINTS = 1000  # points of one method in a chart of clients: more are thinned evenly by rank
 END, GLOBAL = "at the end", "global model"
 FEW_ROUNDS = 10  # each has its tick: there is no round 1.5
-MOST_CLIENTS = 100  # columns of the chart of the split
 
 
 def curves(study: Study, by: str = "rounds") -> Chart:
@@ -89,10 +93,19 @@ def stages(study: Study) -> Chart:
     note = "Mean accuracy of the clients when the stage was last measured" + (
         "; bars: 95 % t-interval over seeds." if len(study.seeds) > 1 else "."
     )
-    return Chart("stages", "Accuracy by stage", Axis("", ticks=ticks), _accuracy_axis(series), series, [], note, 340)
+    return Chart(
+        "stages",
+        "Accuracy by stage",
+        Axis("", ticks=ticks),
+        _accuracy_axis(series, study.bounded),
+        series,
+        [],
+        note,
+        340,
+    )
 
 
-def _accuracy_axis(series: Sequence[Series]) -> Axis:
+def _accuracy_axis(series: Sequence[Series], bounded: bool) -> Axis:
     """Return an axis of accuracies that never leaves 0 to 100 %, however wide an interval of few seeds is."""
     ends = [
         value + side * half
@@ -100,7 +113,10 @@ def _accuracy_axis(series: Sequence[Series]) -> Axis:
         for value, half in zip(one.y, one.error_y or [0.0] * len(one.y), strict=True)
         for side in (-1, 1)
     ]
-    return Axis("accuracy", "%", limits=(max(0.0, min(ends)) - 3, min(100.0, max(ends)) + 3)) if ends else Axis("")
+    if not ends:
+        return Axis("")
+    lowest = max(0.0, min(ends)) if bounded else min(ends)  # R² has no lower end
+    return Axis("accuracy", "%", limits=(lowest - 3, min(100.0, max(ends)) + 3))
 
 
 def _cost_axis(title: str, unit: str, values: Sequence[float]) -> Axis:
@@ -119,7 +135,7 @@ def cost_frontier(study: Study, by: str = "bytes") -> Chart:
     series = []
     if len(kept) > 1:
         x, y = [cost[name] for name in kept], [100 * accuracy[name].mean for name in kept]
-        series.append(Series("frontier", x, y, Look(GREY), "steps", legend=False))
+        series.append(Series("frontier", x, y, Look(GRAY), "steps", legend=False))
     order = sorted(cost, key=lambda name: cost[name])
     for place, name in enumerate(order):  # names of neighbours alternate above and below, to the inside at the ends
         half = accuracy[name].half
@@ -133,7 +149,7 @@ def cost_frontier(study: Study, by: str = "bytes") -> Chart:
                 "points",
                 error_y=None if half is None else [100 * half],
                 text=[f"{name}: {100 * accuracy[name].mean:.1f} % for {price}"],
-                labels=[name],
+                labels=[name] if name in kept or not study.many else None,
                 above=place % 2 == 0,
                 left=place > (len(order) - 1) / 2,
                 legend=False,
@@ -147,14 +163,18 @@ def cost_frontier(study: Study, by: str = "bytes") -> Chart:
     titles = {"bytes": ("payload sent and received by a client", "B"), "seconds": ("seconds in all", "s")}
     axis = _cost_axis(*titles[by], list(cost.values()))
     note = "Up and to the left is better. The grey steps join the methods that no cheaper one beats."
+    if study.many:
+        note += " Only these are named; point at another to see its name."
     if any(one.error_y for one in series):
         note += " Bars: 95 % intervals over seeds."
     everything = [*series, Series("levels", [], [level.value for level in levels])]
-    return Chart(f"frontier-{by}", "Accuracy against cost", axis, _accuracy_axis(everything), series, levels, note)
+    return Chart(
+        f"frontier-{by}", "Accuracy against cost", axis, _accuracy_axis(everything, study.bounded), series, levels, note
+    )
 
 
 def gains(study: Study) -> Chart:
-    """Gain of every client over training alone, one row per method, coloured by network size."""
+    """Gain of every client over training alone, one row per method, colored by network size."""
     labels = [label for label in study.labels if label != LOCAL]
     if LOCAL not in study.runs or not labels:
         raise InputError("Gains need runs of 'local' on the same splits: add it to the comparison.")
@@ -183,11 +203,11 @@ def gains(study: Study) -> Chart:
             name,
             [p[0] for p in points[name]],
             [p[1] for p in points[name]],
-            Look(colour, SYMBOLS[place % len(SYMBOLS)]),
+            Look(color, SYMBOLS[place % len(SYMBOLS)]),
             "points",
             text=[p[2] for p in points[name]],
         )
-        for place, (name, colour) in enumerate(zip(names, tier_colours(len(names)), strict=True))
+        for place, (name, color) in enumerate(zip(names, tier_colors(len(names)), strict=True))
         if points[name]
     ]
     errors = [100 * (mean.half or 0.0) for _, _, mean in averages]
@@ -202,7 +222,7 @@ def gains(study: Study) -> Chart:
             text=[f"mean gain {x:+.1f} points" for x, _, _ in averages],
         )
     )
-    note = "One point per client and seed, coloured by network from smallest to largest; left of zero a client lost."
+    note = "One point per client and seed, colored by network from smallest to largest; left of zero a client lost."
     note += " Each method shows at most a thousand clients, spread evenly by rank." if thinned else ""
     axis = Axis("gain over training alone, percentage points", zero=True)
     height = 130 + 62 * len(labels)
@@ -240,7 +260,9 @@ def capacity(study: Study) -> Chart:
     note = "Networks from the smallest to the largest; mean over their clients" + (
         ", bars: 95 % intervals over seeds." if any(one.error_y for one in series) else "."
     )
-    return Chart("tiers", "Accuracy by network", Axis("", ticks=ticks), _accuracy_axis(series), series, [], note)
+    return Chart(
+        "tiers", "Accuracy by network", Axis("", ticks=ticks), _accuracy_axis(series, study.bounded), series, [], note
+    )
 
 
 def count(parameters: int | None) -> str:
@@ -251,70 +273,6 @@ def count(parameters: int | None) -> str:
         if parameters >= size:
             return f"{parameters / size:.3g}{unit} parameters"
     return f"{parameters} parameters"
-
-
-def split(study: Study) -> Chart:
-    """Bubbles: how many samples of each class each client holds (first seed)."""
-    counts, names = label_counts(study)
-    shown = counts[:MOST_CLIENTS]
-    largest = max((value for row in shown for value in row), default=1) or 1
-    cells = [(client, label, value) for client, row in enumerate(shown) for label, value in enumerate(row) if value]
-    widest = max(7.0, min(26.0, 620 / max(1, len(shown))))
-    bubbles = Series(
-        "samples",
-        [client for client, _, _ in cells],
-        [label for _, label, _ in cells],
-        Look("#0072b2"),
-        "bubbles",
-        sizes=[max(1.5, widest * (value / largest) ** 0.5) for _, _, value in cells],
-        text=[f"client {client}, class {names[label]}: {value} samples" for client, label, value in cells],
-        legend=False,
-    )
-    note = f"Area: number of samples; the largest circle is {largest} samples of one class. Seed {study.all[0].seed}."
-    if len(counts) > len(shown):
-        note += f" The first {len(shown)} of {len(counts)} clients."
-    y = Axis("class", ticks=tuple(names)) if len(names) <= 40 else Axis("class")
-    height = min(640, 120 + 24 * min(len(names), 40))
-    return Chart("split", "Classes by client", _clients(len(shown)), y, [bubbles], [], note, height)
-
-
-def sizes(study: Study) -> Chart:
-    """Bars: how many training samples each client holds (first seed)."""
-    run = study.all[0]
-    found = run.summary["samples"][:MOST_CLIENTS]
-    text = [f"client {client}: {value} samples, {run.architectures[client]}" for client, value in enumerate(found)]
-    bars = Series("samples", list(range(len(found))), list(found), Look("#56b4e9"), "bars", text=text, legend=False)
-    return Chart("sizes", "Samples by client", _clients(len(found)), Axis("samples"), [bars], [], "", 190)
-
-
-def evenness(study: Study) -> Chart:
-    """Bars: label entropy of each client, 1 for even classes and 0 for a single one (first seed)."""
-    counts, _ = label_counts(study)
-    found = [numbers.entropy(row) for row in counts[:MOST_CLIENTS]]
-    text = [f"client {client}: entropy {value:.2f}" for client, value in enumerate(found)]
-    bars = Series("entropy", list(range(len(found))), found, Look("#cc79a7"), "bars", text=text, legend=False)
-    note = "Entropy of a client's labels relative to equal classes: 1 is even, 0 is a single class."
-    return Chart("entropy", "Label entropy by client", _clients(len(found)), Axis("entropy"), [bars], [], note, 190)
-
-
-def label_counts(study: Study) -> tuple[list[list[int]], list[str]]:
-    """Return samples by client and class, and the names of the classes, of the first seed.
-
-    Raises
-    ------
-    InputError
-        When the runs do not hold them.
-    """
-    summary = study.all[0].summary
-    counts = summary.get("label_counts") or []
-    if not counts:
-        raise InputError("These runs do not say which classes their clients hold: run them again with this version.")
-    names = summary.get("class_names") or []
-    return counts, list(names) if len(names) == len(counts[0]) else [str(n) for n in range(len(counts[0]))]
-
-
-def _clients(number: int) -> Axis:
-    return Axis("client", ticks=tuple(str(n) for n in range(number)) if number <= 20 else ())
 
 
 def wire(study: Study) -> Chart:
@@ -376,6 +334,7 @@ KINDS: dict[str, Callable[[Study], Chart]] = {
     "sizes": sizes,
     "entropy": evenness,
     "wire": wire,
+    "sweep": sweep,
 }
 
 

@@ -20,7 +20,7 @@ def to_plotly(chart: Chart) -> go.Figure:
         for trace in _traces(series):
             figure.add_trace(trace)
     for level in chart.levels:
-        figure.add_hline(y=level.value, line={"color": level.look.colour, "dash": "dot", "width": 1.5})
+        figure.add_hline(y=level.value, line={"color": level.look.color, "dash": "dot", "width": 1.5})
         figure.add_annotation(
             x=0,
             xref="paper",
@@ -29,7 +29,7 @@ def to_plotly(chart: Chart) -> go.Figure:
             showarrow=False,
             xanchor="left",
             yanchor="bottom",
-            font={"color": level.look.colour, "size": 12},
+            font={"color": level.look.color, "size": 12},
         )
     figure.update_layout(
         title={"text": chart.title, "font": {"size": 16}, "x": 0, "xref": "paper"},
@@ -115,27 +115,27 @@ def _traces(series: Series) -> list[Any]:
         common |= {"hovertext": [plain(text) for text in series.text], "hovertemplate": "%{hovertext}<extra></extra>"}
     else:
         common["hoverinfo"] = "skip"
-    colour = series.look.colour
+    color = series.look.color
     if series.kind == "bars":
-        return [go.Bar(**common, marker={"color": colour, "line": {"width": 0}})]
+        return [go.Bar(**common, marker={"color": color, "line": {"width": 0}})]
     for direction, errors in (("error_x", series.error_x), ("error_y", series.error_y)):
         if errors:
-            common[direction] = {"type": "data", "array": errors, "color": colour, "thickness": 1.5, "width": 3}
-    marker: dict[str, Any] = {"color": colour, "symbol": series.look.symbol, "size": 8}
+            common[direction] = {"type": "data", "array": errors, "color": color, "thickness": 1.5, "width": 3}
+    marker: dict[str, Any] = {"color": color, "symbol": series.look.symbol, "size": 8}
     if series.kind == "bubbles":
         marker |= {"size": series.sizes, "opacity": 0.85, "line": {"width": 0}}
         return [go.Scatter(**common, mode="markers", marker=marker)]
     if series.kind == "points":
         marker |= {"size": 11 if series.labels else 8, "line": {"width": 0.8, "color": SURFACE}, "opacity": 0.9}
         if series.look.symbol == "line-ns":  # the mean: a stroke across the row
-            marker |= {"size": 22, "opacity": 1, "line": {"width": 2.5, "color": colour}}
+            marker |= {"size": 22, "opacity": 1, "line": {"width": 2.5, "color": color}}
         if not series.labels:
             return [go.Scatter(**common, mode="markers", marker=marker)]
         text = [f" {plain(label)} " for label in series.labels]
-        font = {"color": colour, "size": 12.5}
+        font = {"color": color, "size": 12.5}
         beside = f"{'top' if series.above else 'bottom'} {'left' if series.left else 'right'}"
         return [go.Scatter(**common, mode="markers+text", marker=marker, text=text, textfont=font, textposition=beside)]
-    line = {"color": colour, "dash": series.look.dash, "width": 2 if series.kind == "lines" else 1.2}
+    line = {"color": color, "dash": series.look.dash, "width": 2 if series.kind == "lines" else 1.2}
     if series.kind == "steps":
         return [go.Scatter(**common, mode="lines", line=line | {"shape": "hv"})]
     traces = [go.Scatter(**common, mode="lines+markers", line=line, marker=marker | {"size": 5})]
@@ -147,7 +147,7 @@ def _traces(series: Series) -> list[Any]:
                 x=[*series.x, *reversed(series.x)],
                 y=[*high, *reversed(low)],
                 fill="toself",
-                fillcolor=faded(colour),
+                fillcolor=faded(color),
                 line={"width": 0},
                 mode="lines",
                 hoverinfo="skip",

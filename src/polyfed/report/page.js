@@ -7,7 +7,7 @@
   const visible = (element) => element.offsetParent !== null;
   let printing = false;
 
-  // --- colours: figures hold those of the light page; a dark page swaps them ---
+  // --- colors: figures hold those of the light page; a dark page swaps them ---
   const theme = () => (printing ? "light" : root.dataset.theme);
   const swap = (value) => {
     if (typeof value === "string") return report.dark[value] ?? value;
@@ -17,7 +17,18 @@
     }
     return value;
   };
-  const coloured = (figure) => (theme() === "dark" ? swap(figure) : structuredClone(figure));
+  const colored = (figure) => (theme() === "dark" ? swap(figure) : structuredClone(figure));
+
+  // --- many methods: families can be chosen, and charts begin with a few ---
+  const families = report.families ?? {};
+  let chosen = new Set();
+  const isChosen = (method) => !chosen.size || !(method in families) || chosen.has(families[method]);
+  const narrow = (trace) => {
+    const method = trace.legendgroup ?? trace.name;
+    if (!isChosen(method)) trace.visible = false;
+    else if (trace.showlegend !== undefined && trace.legendgroup in families && !report.shown.includes(method)
+      && !chosen.size && trace.mode?.includes("lines")) trace.visible = "legendonly";
+  };
 
   // --- charts ---
   const options = (name) => ({
@@ -45,8 +56,9 @@
   };
   const draw = (element) => {
     const name = element.dataset.figure;
-    const figure = coloured(report.figures[name]);
+    const figure = colored(report.figures[name]);
     const hiddenNames = new Set((element.data ?? []).filter((t) => t.visible === "legendonly").map((t) => t.name));
+    if (report.families) figure.data.forEach(narrow);
     for (const trace of figure.data) if (hiddenNames.has(trace.name)) trace.visible = "legendonly";
     const width = printing ? (element.closest(".pair") ? 330 : 690) : element.clientWidth;
     return Plotly.react(element, figure.data, fitted(figure.layout, width), options(name));
@@ -120,6 +132,31 @@
         body.append(...rows);
       });
     });
+  }
+
+  const filter = document.getElementById("filter");
+  if (filter) {
+    const apply = () => {
+      for (const row of document.querySelectorAll("table.sortable tbody tr")) {
+        row.hidden = !isChosen(row.cells[0].dataset.value);
+      }
+      for (const element of charts) if (element.data) Plotly.purge(element);
+      if (window.Plotly) drawVisible();
+    };
+    for (const family of [...new Set(Object.values(families))].sort()) {
+      const chip = document.createElement("button");
+      chip.type = "button";
+      chip.textContent = family || "other";
+      chip.setAttribute("aria-pressed", "false");
+      chip.addEventListener("click", () => {
+        const on = chip.getAttribute("aria-pressed") !== "true";
+        chip.setAttribute("aria-pressed", on);
+        if (on) chosen.add(family);
+        else chosen.delete(family);
+        apply();
+      });
+      filter.append(chip);
+    }
   }
 
   // --- paper is light, and shows every tab ---

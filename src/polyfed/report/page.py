@@ -18,10 +18,12 @@ from polyfed.core.errors import InputError
 from polyfed.core.versions import PACKAGES
 from polyfed.report import again, charts, statistics, tables, words
 from polyfed.report.chart import Chart
-from polyfed.report.draw import to_plotly
-from polyfed.report.runs import LOCAL, Run, Study
-from polyfed.report.style import dark_colours
+from polyfed.report.draw import plain, to_plotly
+from polyfed.report.runs import LOCAL, REFERENCES, Run, Study
+from polyfed.report.style import dark_colors
 from polyfed.terminal.tables import in_rounds
+
+SHOWN_CLIENTS = 50  # of each method, in the table of clients; the exported one has all
 
 
 def render(study: Study, targets: Sequence[float] | None = None) -> str:
@@ -45,13 +47,16 @@ def render(study: Study, targets: Sequence[float] | None = None) -> str:
             "leaderboard": tables.leaderboard(study),
             "targets": tables.targets(study, targets),
             "fairness": tables.fairness(study),
+            "clients": tables.clients(study, SHOWN_CLIENTS),
             "wire": tables.wire(study),
+            "sweep": tables.sweep(study),
         },
         charts=drawn,
         missing=missing,
         baseline=statistics.baseline(study),
         local=LOCAL in study.runs,
         seeds=study.seeds,
+        fewer=max(run.clients for run in study.all) > SHOWN_CLIENTS and SHOWN_CLIENTS,
         idle=any(run.idle for run in study.all),
         settings=_settings(study),
         options=_options(study),
@@ -60,9 +65,24 @@ def render(study: Study, targets: Sequence[float] | None = None) -> str:
         config=json.dumps(study.experiment or study.all[0].config, indent=2, sort_keys=True),
         style=Markup(_asset("page.css")),
         script=Markup(_asset("page.js")),
-        data=_embed({"figures": figures, "dark": dark_colours()}),
+        data=_embed({"figures": figures, "dark": dark_colors(), **_many(study)}),
+        many=study.many,
+        tries=study.tries,
         plotly=Markup(_plotly()),
     )
+
+
+def _many(study: Study) -> dict[str, Any]:
+    """Return, where there are many methods, the family of each and those that charts show at first."""
+    if not study.many:
+        return {}
+    rows = [row for row in statistics.leaderboard(study) if row.method not in REFERENCES]
+    best: dict[str, Any] = {}  # of each family
+    for row in sorted(rows, key=lambda row: -row.accuracy.mean):
+        best.setdefault(study.family(row.method), row.method)
+    kept = statistics.frontier([(row.method, row.cost, row.accuracy.mean) for row in rows])
+    shown = [label for label in study.labels if label in {*REFERENCES, *best.values(), *kept}]
+    return {"families": {plain(label): study.family(label) for label in study.labels}, "shown": [*map(plain, shown)]}
 
 
 def _asset(name: str) -> str:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from polyfed.core.checkpoint import read_json
 from polyfed.core.errors import InputError
+from polyfed.core.rundir import RunDirectory
 
 if TYPE_CHECKING:
     from polyfed.result import Result
 
 LOCAL, POOLED = "local", "centralized"  # the two references: training alone, and all data in one place
 REFERENCES = (LOCAL, POOLED)
+MANY = 12  # methods that a chart or a table shows at once
 DEPTH = 3  # folders below a given one in which runs are looked for (a comparison keeps METHOD/seed-N)
 
 
@@ -74,6 +78,16 @@ class Run:
         return list(self.summary["architectures"])
 
     @property
+    def family(self) -> str:
+        """What kind of method it is; of one that is not installed here, nothing is known."""
+        from polyfed import methods
+
+        try:
+            return methods.find(str((self.config.get("method") or {}).get("name", ""))).family
+        except InputError:
+            return ""
+
+    @property
     def split(self) -> tuple[int, str]:
         """What two runs must share for their difference to mean something: seed and data split."""
         return self.seed, str(self.config.get("fingerprint", ""))
@@ -126,11 +140,31 @@ class Study:
     runs: dict[str, list[Run]]  # by method, each sorted by seed
     experiment: dict[str, Any] | None = None  # of a comparison: what `polyfed compare` was asked
     notes: list[str] = field(default_factory=list)  # what the reader must know about these runs
+    sweep: list[dict[str, Any]] = field(default_factory=list)  # every try of a sweep; `runs` are those chosen
+
+    @property
+    def tries(self) -> int:
+        """How many tries each method of a sweep had (0: there was none)."""
+        return max(Counter(one["method"] for one in self.sweep).values(), default=0)
 
     @property
     def labels(self) -> list[str]:
         """The methods, references included."""
         return list(self.runs)
+
+    @property
+    def many(self) -> bool:
+        """Whether there are so many methods that a reader wants them by family, and fewer of them in a chart."""
+        return len(self.runs) > MANY
+
+    def family(self, label: str) -> str:
+        """Return what kind of method a label stands for."""
+        return self.runs[label][0].family
+
+    @property
+    def bounded(self) -> bool:
+        """Whether what is called accuracy lies between 0 and 1."""
+        return all("score" not in run.summary["accuracy"] for run in self.all)
 
     @property
     def contenders(self) -> list[str]:
@@ -167,6 +201,7 @@ def study(source: Any) -> Study:
     notes: list[str] = []
     experiment: dict[str, Any] | None = None
     order: list[str] = []
+    sweep: list[dict[str, Any]] = []
     for item in items:
         if isinstance(item, str | Path):
             path = Path(item)
@@ -174,16 +209,19 @@ def study(source: Any) -> Study:
             runs += found
             notes += [f"{folder} is not finished and was left out." for folder in unfinished]
             if (path / "comparison.json").is_file():
-                comparison = _json(path / "comparison.json")
+                comparison = read_json(path / "comparison.json")
                 experiment = comparison["experiment"] if len(items) == 1 else None
                 order += [row["method"] for row in comparison["rows"]]
+                sweep += comparison.get("sweep", [])
+                chosen = [path / one["folder"] for one in comparison.get("sweep", []) if one["chosen"]]
+                runs += [read_run(file.parent) for folder in chosen for file in sorted(folder.glob("*/result.json"))]
         else:
             runs.append(from_result(item))
     if not runs:
         where = ", ".join(str(item) for item in items) or "nothing"
         stopped = f" ({len(notes)} are not finished: continue them with 'polyfed resume')" if notes else ""
         raise InputError(f"No finished run in {where}{stopped}: name the --out of a run or a comparison.")
-    return _group(runs, order, experiment, notes)
+    return replace(_group(runs, order, experiment, notes), sweep=sweep)
 
 
 def from_result(result: Result) -> Run:
@@ -194,12 +232,9 @@ def from_result(result: Result) -> Run:
 
 def read_run(path: Path) -> Run:
     """Read one run directory."""
-    config = _json(path / "config.json")
-    try:
-        lines = [json.loads(line) for line in (path / "history.jsonl").read_text().splitlines()]
-    except (OSError, ValueError) as error:
-        raise InputError(f"Cannot read {path / 'history.jsonl'}: {error}.") from error
-    summary = _json(path / "result.json")
+    config = read_json(path / "config.json")
+    lines = RunDirectory(path).history()
+    summary = read_json(path / "result.json")
     return Run(config.get("label", summary["method"]), summary["seed"], summary, lines, config, path)
 
 
@@ -227,16 +262,15 @@ def _group(runs: list[Run], order: list[str], experiment: dict[str, Any] | None,
         return {LOCAL: 0, POOLED: 2}.get(label, 1), known
 
     ordered = {label: sorted(grouped[label], key=lambda run: run.seed) for label in sorted(grouped, key=place)}
+    scores = dict.fromkeys(str(run.summary["accuracy"].get("score", "accuracy")) for run in runs)
+    if [*scores] != ["accuracy"]:
+        notes.append(
+            f"The task is {' and '.join(dict.fromkeys(str(run.summary.get('task')) for run in runs))}: what is called "
+            f"accuracy here is {' or '.join(scores)} in percent (R²: the share of the variance that is explained)."
+        )
     splits = {frozenset(run.split for run in found) for found in ordered.values()}
     if len(splits) > 1:
         notes.append(
             "Not all methods ran on the same seeds and splits: differences between two methods use the runs they share."
         )
     return Study(ordered, experiment, notes)
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise InputError(f"Cannot read {path}: {error}.") from error

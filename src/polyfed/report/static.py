@@ -30,8 +30,8 @@ MARKERS = {
 LINES = {"solid": "-", "dash": "--", "dashdot": "-.", "dot": ":"}
 
 
-def to_matplotlib(chart: Chart) -> Figure:
-    """Return a static figure.
+def canvas(width: float, height: float) -> Any:
+    """Return an empty figure, its sizes in inches.
 
     Raises
     ------
@@ -42,21 +42,38 @@ def to_matplotlib(chart: Chart) -> Figure:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise InputError("Static figures need matplotlib: pip install 'polyfed[plots]'.") from error
-    figure = Figure(figsize=(WIDTH, max(1.8, chart.height / PIXELS)), layout="constrained")
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def bare(axes: Axes, grid: bool = True) -> None:
+    """Take frame and tick marks away; thin lines help the eye, where wanted."""
+    axes.tick_params(which="both", length=0, labelsize=8.5, labelcolor=MUTED)
+    for side in ("top", "right", "left", "bottom"):
+        axes.spines[side].set_visible(False)
+    if grid:
+        axes.grid(color=GRID, linewidth=0.8)
+        axes.set_axisbelow(True)
+
+
+def to_matplotlib(chart: Chart) -> Figure:
+    """Return a static figure.
+
+    Raises
+    ------
+    InputError
+        When matplotlib is not installed.
+    """
+    figure: Figure = canvas(WIDTH, max(1.8, chart.height / PIXELS))
     axes = figure.add_subplot()
     for series in chart.series:
         _draw(axes, series)
     for level in chart.levels:
-        axes.axhline(level.value, color=level.look.colour, linestyle=":", linewidth=1.2)
+        axes.axhline(level.value, color=level.look.color, linestyle=":", linewidth=1.2)
         at: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "ha": "left", "va": "bottom"}
-        axes.annotate(_letters(level.name), (0, level.value), fontsize=8, color=level.look.colour, **at)
+        axes.annotate(_letters(level.name), (0, level.value), fontsize=8, color=level.look.color, **at)
     _axis(axes, axes.xaxis, chart.x, "x")
     _axis(axes, axes.yaxis, chart.y, "y")
-    for side in ("top", "right", "left", "bottom"):
-        axes.spines[side].set_visible(False)
-    axes.tick_params(which="both", length=0, labelsize=8.5, labelcolor=MUTED)
-    axes.grid(color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
+    bare(axes)
     axes.set_title(_letters(chart.title), loc="left", fontsize=11, color=INK)
     if any(series.legend for series in chart.series):
         figure.legend(loc="outside lower left", ncols=4, frameon=False, fontsize=8.5)
@@ -110,29 +127,27 @@ def _axis(axes: Axes, which: Any, axis: Axis, letter: str) -> None:
 
 
 def _draw(axes: Axes, series: Series) -> None:
-    colour, marker = series.look.colour, MARKERS[series.look.symbol]
+    color, marker = series.look.color, MARKERS[series.look.symbol]
     name = _letters(series.name) if series.legend else None
     if series.kind == "bars":
-        axes.bar(series.x, series.y, color=colour, width=0.65, label=name)
+        axes.bar(series.x, series.y, color=color, width=0.65, label=name)
     elif series.kind == "bubbles":
         areas = [(size * 72 / PIXELS) ** 2 for size in series.sizes or []]
-        axes.scatter(series.x, series.y, s=areas, color=colour, alpha=0.85, linewidths=0, label=name)
+        axes.scatter(series.x, series.y, s=areas, color=color, alpha=0.85, linewidths=0, label=name)
     elif series.kind == "points":
         mean = series.look.symbol == "line-ns"
         options: dict[str, Any] = {"markersize": 14 if mean else 5, "markeredgewidth": 1.8 if mean else 0.5}
-        options["markeredgecolor"] = colour if mean else "white"
+        options["markeredgecolor"] = color if mean else "white"
         errors: dict[str, Any] = {"xerr": series.error_x, "yerr": series.error_y, "elinewidth": 1.1, "capsize": 2}
-        axes.errorbar(series.x, series.y, fmt=marker, color=colour, label=name, **options, **errors)
+        axes.errorbar(series.x, series.y, fmt=marker, color=color, label=name, **options, **errors)
         for x, y, text in zip(series.x, series.y, series.labels or [], strict=False):
             offset = (-5 if series.left else 5, 5 if series.above else -5)
             side: dict[str, Any] = {"ha": "right" if series.left else "left", "va": "bottom" if series.above else "top"}
-            axes.annotate(
-                _letters(text), (x, y), offset, textcoords="offset points", fontsize=8.5, color=colour, **side
-            )
+            axes.annotate(_letters(text), (x, y), offset, textcoords="offset points", fontsize=8.5, color=color, **side)
     elif series.kind == "steps":
-        axes.step(series.x, series.y, where="post", color=colour, linestyle="-", linewidth=1.1, label=name)
+        axes.step(series.x, series.y, where="post", color=color, linestyle="-", linewidth=1.1, label=name)
     else:
         if series.band is not None:
-            axes.fill_between(series.x, *series.band, color=colour, alpha=BAND, linewidth=0)
+            axes.fill_between(series.x, *series.band, color=color, alpha=BAND, linewidth=0)
         line: dict[str, Any] = {"linestyle": LINES[series.look.dash], "linewidth": 1.6, "markersize": 3.5}
-        axes.plot(series.x, series.y, color=colour, marker=marker, label=name, **line)
+        axes.plot(series.x, series.y, color=color, marker=marker, label=name, **line)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil, floor, log
+from math import ceil, floor
 from statistics import fmean
 from typing import Any
 
@@ -99,6 +99,32 @@ def global_model(run: Run) -> float | None:
     """Return the accuracy of the server's own model, where the method makes one."""
     found: float | None = run.summary["accuracy"].get("global")
     return found
+
+
+def on_own_data(run: Run) -> float | None:
+    """Return the mean over clients on their own test data, where they have some."""
+    found: float | None = run.summary["accuracy"].get("personal", {}).get("mean")
+    return found
+
+
+def metric(name: str) -> Measure:
+    """Return what reads the mean of a metric over clients, in its own unit."""
+
+    def read(run: Run) -> float | None:
+        found: float | None = run.summary["accuracy"].get("metrics", {}).get(name, {}).get("mean")
+        return found
+
+    return read
+
+
+def metric_names(study: Study) -> list[str]:
+    """Return the metrics that were measured beside the score."""
+    return list(dict.fromkeys(name for run in study.all for name in run.summary["accuracy"].get("metrics", {})))
+
+
+def over_seeds(study: Study, label: str, measure: Measure) -> Estimate | None:
+    """Return a figure of a method over its seeds."""
+    return estimate(_values(study.runs[label], measure))
 
 
 def _values(runs: Sequence[Run], measure: Measure) -> list[float]:
@@ -311,6 +337,25 @@ def frontier(rows: Sequence[tuple[str, float, float]]) -> list[str]:
     return kept
 
 
+def beaten_by(rows: Sequence[tuple[str, float, float]]) -> dict[str, str | None]:
+    """Return for each of (name, cost, accuracy) the best one that is no dearer and better, or cheaper and as good.
+
+    Examples
+    --------
+    >>> beaten_by([("a", 1.0, 0.5), ("b", 2.0, 0.4), ("c", 3.0, 0.9), ("d", 2.0, 0.5)])
+    {'a': None, 'b': 'a', 'c': None, 'd': 'a'}
+    """
+    found: dict[str, str | None] = {}
+    for name, cost, accuracy in rows:
+        better = [
+            (other_accuracy, -other_cost, other)
+            for other, other_cost, other_accuracy in rows
+            if other_cost <= cost and other_accuracy >= accuracy and (other_cost < cost or other_accuracy > accuracy)
+        ]
+        found[name] = max(better)[2] if better else None
+    return found
+
+
 def wire(study: Study, label: str) -> list[tuple[str, str, str, float]]:
     """Return (phase, direction, kind, bytes of a client) of everything a method sent, mean over seeds.
 
@@ -327,15 +372,3 @@ def wire(study: Study, label: str) -> list[tuple[str, str, str, float]]:
         if framing:
             totals["all", direction, "framing"] = framing
     return [(*key, size) for key, size in totals.items()]
-
-
-# --- data ---
-
-
-def entropy(counts: Sequence[int]) -> float:
-    """Return the entropy of a client's labels divided by that of equal classes: 1 even, 0 a single class."""
-    total = sum(counts)
-    if total == 0 or len(counts) < 2:
-        return 0.0
-    shares = [count / total for count in counts if count]
-    return max(0.0, -sum(share * log(share) for share in shares) / log(len(counts)))

@@ -1,4 +1,4 @@
-"""One look for all charts: colours that colour-blind readers can tell apart (Okabe and Ito), symbols, and dashes."""
+"""One look for all charts: colors that color-blind readers can tell apart (Okabe and Ito), symbols, and dashes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, s
 
 # Colours on a light page -> on a dark page. The keys are what figures contain; the page swaps them in the dark.
 INK, MUTED, GRID, SURFACE = "#1c2530", "#5b6775", "#e4e8ec", "#ffffff"
-GREY, BLACK = "#77818d", "#2b323b"
+GRAY, BLACK = "#77818d", "#2b323b"
 METHODS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 DARK = {
     INK: "#e8ebef",
     MUTED: "#a3adb9",
     GRID: "#2d3540",
     SURFACE: "#181d24",
-    GREY: "#98a2ae",
+    GRAY: "#98a2ae",
     BLACK: "#d5dae0",
     "#0072b2": "#3d9be0",
     "#d55e00": "#f0783c",
@@ -37,14 +37,14 @@ BAND = 0.16  # opacity of a band over seeds
 class Look:
     """How a series is drawn."""
 
-    colour: str = INK
+    color: str = INK
     symbol: str = "circle"
     dash: str = "solid"
 
 
 def looks(labels: Sequence[str]) -> dict[str, Look]:
     """Give every method its own look; the references are grey and dotted, whatever else is there."""
-    found = {LOCAL: Look(GREY, "circle", "dot"), POOLED: Look(BLACK, "square", "dot")}
+    found = {LOCAL: Look(GRAY, "circle", "dot"), POOLED: Look(BLACK, "square", "dot")}
     for place, label in enumerate(label for label in labels if label not in found):
         found[label] = Look(
             METHODS[place % len(METHODS)], SYMBOLS[place % len(SYMBOLS)], DASHES[place // len(METHODS) % len(DASHES)]
@@ -52,23 +52,23 @@ def looks(labels: Sequence[str]) -> dict[str, Look]:
     return {label: found[label] for label in labels}
 
 
-def tier_colours(number: int) -> list[str]:
-    """Return colours from the smallest to the largest network (also known to the dark page)."""
-    colours = []
+def tier_colors(number: int) -> list[str]:
+    """Return colors from the smallest to the largest network (also known to the dark page)."""
+    colors = []
     for place in range(number):
         at = place / max(1, number - 1)
-        colours.append(_between([light for light, _ in TIERS], at))
-        DARK[colours[-1]] = _between([dark for _, dark in TIERS], at)
-    return colours
+        colors.append(_between([light for light, _ in TIERS], at))
+        DARK[colors[-1]] = _between([dark for _, dark in TIERS], at)
+    return colors
 
 
-def faded(colour: str, opacity: float = BAND) -> str:
-    """Return a transparent version of a colour."""
-    red, green, blue = _parts(colour)
+def faded(color: str, opacity: float = BAND) -> str:
+    """Return a transparent version of a color."""
+    red, green, blue = _parts(color)
     return f"rgba({red},{green},{blue},{opacity})"
 
 
-def dark_colours() -> dict[str, str]:
+def dark_colors() -> dict[str, str]:
     """Return what replaces what on a dark page, transparent versions included."""
     return {**DARK, **{faded(light): faded(dark, 0.22) for light, dark in DARK.items()}}
 
@@ -81,5 +81,5 @@ def _between(anchors: Sequence[str], at: float) -> str:
     return "#" + "".join(f"{value:02x}" for value in mixed)
 
 
-def _parts(colour: str) -> tuple[int, int, int]:
-    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
+def _parts(color: str) -> tuple[int, int, int]:
+    return int(color[1:3], 16), int(color[3:5], 16), int(color[5:7], 16)

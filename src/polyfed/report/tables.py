@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, product
 from typing import TYPE_CHECKING
 
 from polyfed.core.errors import unknown
-from polyfed.ops.estimate import Estimate
-from polyfed.report import charts, statistics
-from polyfed.report.runs import Study
+from polyfed.core.summary import client_columns
+from polyfed.ops.estimate import Estimate, estimate
+from polyfed.report import charts, statistics, sweeps
+from polyfed.report.runs import POOLED, Study
 from polyfed.terminal.tables import amount
 
 if TYPE_CHECKING:
@@ -71,9 +72,27 @@ def share(value: Estimate | None, signed: bool = False) -> Cell:
     return Cell(text, 100 * value.mean, f"{100 * value.half:.1f}", 100 * value.half)
 
 
+def plain(value: Estimate | None) -> Cell:
+    """Return a cell of a metric in its own unit, with its interval."""
+    if value is None:
+        return Cell(NOTHING)
+    half = "" if value.half is None else f"{value.half:.3g}"
+    return Cell(f"{value.mean:.4g}".replace("-", MINUS), value.mean, half, value.half)
+
+
 def size(value: float | None) -> Cell:
     """Return a cell of bytes."""
     return Cell(NOTHING) if value is None else Cell(amount(value), value)
+
+
+def percent(value: float | None) -> Cell:
+    """Return a cell of a single share."""
+    return number(None if value is None else 100 * value, ".1f")
+
+
+def word(value: str | None) -> Cell:
+    """Return a cell of a name."""
+    return Cell(value, value) if value else Cell(NOTHING)
 
 
 def number(value: float | None, form: str, unit: str = "") -> Cell:
@@ -87,6 +106,7 @@ MEASURES: dict[str, statistics.Measure] = {  # columns of the leaderboard in whi
     "worst client %": statistics.worst_client,
     "worst decile %": statistics.of_worst_decile,
     "global %": statistics.global_model,
+    "own test %": statistics.on_own_data,
     "vs. local": statistics.mean_accuracy,  # the difference of two gains is that of the accuracies
 }
 
@@ -94,15 +114,23 @@ MEASURES: dict[str, statistics.Measure] = {  # columns of the leaderboard in whi
 def leaderboard(study: Study) -> Table:
     """Who is how good at which cost."""
     rows = statistics.leaderboard(study)
+    if study.many:  # family by family, the best first
+        rows = sorted(rows, key=lambda row: (study.family(row.method), -row.accuracy.mean))
+    beaten = statistics.beaten_by([(row.method, row.cost, row.accuracy.mean) for row in rows if row.method != POOLED])
+    metrics = statistics.metric_names(study)
     columns = [
         Column("method", number=False),
+        Column("family", "what kind of thing travels", number=False),
         Column("accuracy %", "mean over clients; mean and 95 % interval over seeds"),
         Column("took part %", "mean over the clients that took part in a round"),
         Column("worst client %", "the lowest accuracy of any client"),
         Column("worst decile %", "mean of the worst tenth of the clients"),
         Column("global %", "the server's own model, where the method makes one"),
+        Column("own test %", "mean over clients, each on test data of its own"),
+        *(Column(name, "mean over clients on the common test set, in its own unit") for name in metrics),
         Column("vs. local", "points above training alone, paired by seed"),
         Column("vs. centralized", "points above all data in one place, paired by seed"),
+        Column("beaten by", "the best method that is more accurate for no more bytes", number=False),
         Column("sent", "payload sent by a client in all, by the papers' formulas"),
         Column("received", "payload received by a client in all, by the papers' formulas"),
         Column("on the wire", "sent and received by a client in all, as serialised: payload and framing"),
@@ -112,13 +140,17 @@ def leaderboard(study: Study) -> Table:
     cells = [
         [
             Cell(row.method, row.method),
+            word(study.family(row.method) if study.many else None),
             share(row.accuracy),
             share(row.took_part),
             share(row.worst),
             share(row.decile),
             share(row.shared),
+            share(statistics.over_seeds(study, row.method, statistics.on_own_data)),
+            *(plain(statistics.over_seeds(study, row.method, statistics.metric(name))) for name in metrics),
             share(row.gain, signed=True),
             share(row.gap, signed=True),
+            word(beaten.get(row.method) if study.many else None),
             size(row.up),
             size(row.down),
             size(row.wire),
@@ -181,6 +213,33 @@ def fairness(study: Study) -> Table:
     return _without_empty(Table("fairness", "Fairness", columns, rows))
 
 
+def clients(study: Study, most: int | None = None) -> Table:
+    """Every client of the first seed (or so many of each method): how good its model is on common and on own data."""
+    found = [
+        (label, runs[0], client_columns(runs[0].summary["accuracy"], runs[0].clients))
+        for label, runs in study.runs.items()
+    ]
+    names = list(dict.fromkeys(name for _, _, columns in found for name in columns))
+    shares = {"accuracy": "accuracy %", "personal": "own test %", "validation": "validation %"}
+    columns = [
+        Column("method", number=False),
+        Column("client"),
+        Column("network", number=False),
+        Column("samples", "for training"),
+        *(Column(shares.get(name, name), CLIENT_HELP.get(name, "in its own unit")) for name in names),
+    ]
+    rows = []
+    for label, run, values in found:
+        for client in range(run.clients if most is None else min(most, run.clients)):
+            cells = [Cell(label, label), number(client, "d"), word(run.architectures[client])]
+            cells.append(number(run.summary["samples"][client], "d"))
+            for name in names:
+                value = values[name][client] if name in values else None
+                cells.append(percent(value) if name in shares else number(value, ".4g"))
+            rows.append(cells)
+    return _without_empty(Table("clients", "Every client", columns, rows))
+
+
 def wire(study: Study) -> Table:
     """Bytes by phase, direction and kind."""
     columns = [
@@ -203,6 +262,22 @@ def wire(study: Study) -> Table:
     return Table("wire", "What crossed the wire", columns, rows)
 
 
+def sweep(study: Study) -> Table:
+    """Every try of a sweep; without one there is no row."""
+    columns = [
+        Column("method", number=False),
+        Column("values", number=False),
+        Column("validation %", "mean over clients on their own validation data; this decides"),
+        Column("test %", "mean over clients on the common test set"),
+        Column("chosen", number=False),
+    ]
+    rows = [
+        [word(method), word(values), share(estimate(validation)), share(estimate(test)), word("yes" if chosen else "")]
+        for method, values, validation, test, chosen in sweeps.rows(study)
+    ]
+    return Table("sweep", "What was tried", columns, rows)
+
+
 def _without_empty(table: Table) -> Table:
     """Leave out columns in which no row has anything."""
     kept = [c for c in range(len(table.columns)) if any(row[c].value is not None for row in table.rows)]
@@ -219,7 +294,14 @@ TABLES: dict[str, Callable[[Study], Table]] = {
     "leaderboard": leaderboard,
     "targets": targets,
     "fairness": fairness,
+    "clients": clients,
     "wire": wire,
+    "sweep": sweep,
+}
+CLIENT_HELP = {
+    "accuracy": "on the common test set: general",
+    "personal": "on its own test data: personal",
+    "validation": "on its own validation data",
 }
 
 
@@ -267,34 +349,28 @@ def to_markdown(table: Table) -> str:
 
 def to_latex(table: Table) -> str:
     """Return the table as LaTeX (package booktabs); what is clearly the best of a column is bold, as on the page."""
+    import pandas
+
+    cells = pandas.DataFrame(
+        [[_plain(cell) for cell in row] for row in table.rows], columns=[heading(column) for column in table.columns]
+    )
+    bold = pandas.DataFrame("", cells.index, cells.columns)
+    for row, column in product(range(len(table.rows)), range(len(table.columns))):
+        if table.is_best(row, column):
+            bold.iloc[row, column] = "textbf: --rwrap"
+    shown = cells.style.hide(axis="index").apply(lambda _: bold, axis=None)
+    shown = shown.format(_with_symbols, escape="latex").format_index(_with_symbols, axis=1, escape="latex")
     form = "".join("r" if column.number else "l" for column in table.columns)
-    lines = [f"\\begin{{tabular}}{{{form}}}", "\\toprule"]
-    lines.append(" & ".join(_tex(heading(column)) for column in table.columns) + r" \\")
-    lines.append("\\midrule")
-    for place, row in enumerate(table.rows):
-        cells = []
-        for column, cell in enumerate(row):
-            text = _tex(cell.text) + (f" $\\pm$ {_tex(cell.half)}" if cell.half else "")
-            cells.append(f"\\textbf{{{text}}}" if table.is_best(place, column) else text)
-        lines.append(" & ".join(cells) + r" \\")
-    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"]) + "\n"
+    return str(shown.to_latex(column_format=form, hrules=True))
 
 
 def _plain(cell: Cell) -> str:
     return f"{cell.text} ± {cell.half}" if cell.half else cell.text
 
 
-TEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    NOTHING: "--",
-    MINUS: "$-$",
-    TIMES: r"$\times$",
-    ">": r"$>$",
-    "<": r"$<$",
-}
+def _with_symbols(text: str) -> str:
+    """Write signs of escaped text that LaTeX has commands for."""
+    return "".join(SYMBOLS.get(sign, sign) for sign in text)
 
 
-def _tex(text: str) -> str:
-    return "".join(TEX.get(letter, f"\\{letter}" if letter in "&%$#_{}" else letter) for letter in text)
+SYMBOLS = {NOTHING: "--", MINUS: "$-$", TIMES: r"$\times$", "±": r"$\pm$", ">": "$>$", "<": "$<$"}

@@ -8,7 +8,7 @@ from polyfed.ops.estimate import Estimate
 from polyfed.report import statistics as numbers
 from polyfed.report.runs import LOCAL, POOLED, Study
 from polyfed.report.statistics import Standing
-from polyfed.terminal.tables import amount
+from polyfed.terminal.tables import amount, own_settings
 
 SAME = 1e-9  # means that differ by less are equal
 LEVEL = 5e-4  # a gain that would be printed as 0.0 points
@@ -118,6 +118,15 @@ def _cautions(study: Study, best: Standing, others: list[Standing]) -> list[str]
     lost = numbers.fairness(study, best.method).lost
     if lost:
         found.append(f"{100 * lost:.0f} % of the clients would have been better off alone.")
+    if study.sweep:
+        found.append(
+            f"Values were chosen on validation data out of {study.tries} tries for each method; with other values to "
+            "try, another choice and another order are possible."
+        )
+    own = (study.experiment or {}).get("settings", {})
+    found += [
+        f"Settings of their own: {text}." for text in own_settings({k: v for k, v in own.items() if k in study.runs})
+    ]
     return [*found, *study.notes]
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
@@ -21,7 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from polyfed.core.errors import PolyfedError
-from polyfed.terminal.tables import Progress, amount, percent, say
+from polyfed.terminal.progress import Place, PlainProgress, RemainingTime, duration
+from polyfed.terminal.tables import amount, percent, say
 
 BLOCKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"  # one eighth to full
 SECONDS = 0.25  # between two redraws
@@ -48,16 +49,6 @@ def sparkline(values: list[float], width: int) -> str:
     return "".join(BLOCKS[round((value - low) / (high - low) * (len(BLOCKS) - 1))] for value in shown)
 
 
-def duration(seconds: float) -> str:
-    """Return a time for people: 45 s, 3 min 20 s, 2 h 05 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
 class View:
     """What is known about the run that is going on; drawn anew at every refresh."""
 
@@ -68,15 +59,12 @@ class View:
         clock: Callable[[], float] = time.perf_counter,
         stopper: Stopper | None = None,
         names: Sequence[str] = (),
+        place: Place | None = None,
     ) -> None:
-        self.rounds = rounds
         self.label = label
+        self.place = place  # among the runs of a comparison
         self.names = names  # of the clients, where they have any
-        self.clock = clock
-        self.start = clock()
-        self.first: tuple[int, float] | None = None  # round and time of the first line: a resumed run starts late
-        self.done = 0
-        self.last = self.start
+        self.time = RemainingTime(rounds, clock)
         self.means: list[float] = []
         self.latest: dict[str, Any] = {}
         self.bytes = [0, 0]
@@ -84,34 +72,30 @@ class View:
 
     def add(self, line: dict[str, Any]) -> None:
         """Take in the line of a finished round."""
-        self.last = self.clock()
-        self.done = line["round"]
-        self.first = self.first or (line["round"], self.last)
+        self.time.add(line)
         self.bytes[0] += line["bytes_up"]
         self.bytes[1] += line["bytes_down"]
         if "accuracy" in line:
             self.latest = line["accuracy"]
             self.means.append(line["accuracy"]["mean"])
 
-    def left(self) -> float | None:
-        """Return the seconds until the end, from the pace so far (None: not known yet)."""
-        if self.first is None or self.done <= 0:
-            return None
-        rounds, since = self.done - self.first[0] + 1, self.last - self.start
-        pace = since / max(1, rounds)
-        return max(0.0, pace * (self.rounds - self.done) - (self.clock() - self.last))
-
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw for the width that the terminal has now."""
         width = options.max_width
-        share = self.done / self.rounds if self.rounds else 0.0
+        done, rounds = self.time.done, self.time.rounds
+        share = done / rounds if rounds else 0.0
         cells = max(4, min(40, width - 46))
         bar = Text("\u2501" * round(cells * share), style="cyan") + Text(
             "\u2501" * (cells - round(cells * share)), style="bright_black"
         )
-        left = self.left()
-        head = Text.assemble((self.label, "bold"), f"  round {self.done}/{self.rounds}  ", bar)
+        left = self.time.left()
+        head = Text.assemble((self.label, "bold"), f"  round {done}/{rounds}  ", bar)
         head.append(f"  {duration(left)} left" if left is not None else "  starting")
+        if self.place is not None:
+            words = self.place.words(left)
+            whole = Text(f"run {self.place.number} of {self.place.total}" + (f", {words}" if words else ""))
+            whole.truncate(width, overflow="ellipsis")
+            yield whole
         if self.stopper is not None and self.stopper.asked:
             head.append("  stopping after this round", style="yellow")
         head.truncate(width, overflow="ellipsis")
@@ -126,10 +110,12 @@ class View:
             best, worst = names[values.index(max(values))], names[values.index(min(values))]
             line = Text(f"{percent(self.latest['mean'])} %  ")
             line.append(sparkline(self.means, max(0, min(40, width - 24))), style="cyan")
-            grid.add_row("accuracy", line)
+            grid.add_row(self.latest.get("score", "accuracy"), line)
             shown = f"best {percent(max(values))} % ({best})  worst {percent(min(values))} % ({worst})"
             if self.latest.get("global") is not None:
                 shown += f"  global {percent(self.latest['global'])} %"
+            if "personal" in self.latest:
+                shown += f"  own test data {percent(self.latest['personal']['mean'])} %"
             grid.add_row("clients", Text(shown))  # names of sites are no markup
         grid.add_row("bytes", f"sent {amount(self.bytes[0])}  received {amount(self.bytes[1])}")
         yield grid
@@ -145,10 +131,11 @@ class LiveProgress:
         label: str,
         stopper: Stopper | None = None,
         names: Sequence[str] = (),
+        place: Place | None = None,
     ) -> None:
-        self.view = View(rounds, label, stopper=stopper, names=names)
+        self.view = View(rounds, label, stopper=stopper, names=names, place=place)
         self.live: Live | None = None
-        self.plain = Progress(console, rounds, label)
+        self.plain = PlainProgress(console, rounds, label, place)
         if console.is_terminal and not console.is_dumb_terminal and not console.quiet:
             self.live = Live(self.view, console=console, refresh_per_second=1 / SECONDS, transient=False)
             self.live.start(refresh=True)
@@ -234,7 +221,13 @@ def showing(wanted: bool | None, rounds: int, label: str) -> Iterator[list[Calla
         view.close()
 
 
-Watch = Callable[[str, int, Mapping[str, Any]], list[Callable[[dict[str, Any]], None]]]
+class Watch(Protocol):
+    """Called with what a run that starts is: returns its observers."""
+
+    def __call__(
+        self, label: str, rounds: int, config: Mapping[str, Any], place: Place | None = None
+    ) -> list[Callable[[dict[str, Any]], None]]:
+        """Show this run from now on."""
 
 
 @contextmanager
@@ -255,7 +248,8 @@ def watching(console: Console, log: Sequence[str], out: Path | None, again: str 
     Yields
     ------
     Watch
-        Call it with label, rounds and configuration of a run that starts: it returns the observers of that run.
+        Call it with label, rounds and configuration of a run that starts, and its place among several: it returns the
+        observers of that run.
     """
     from polyfed.terminal.trackers import check, make
 
@@ -270,9 +264,11 @@ def watching(console: Console, log: Sequence[str], out: Path | None, again: str 
 
     with stoppable(console) as stopper:
 
-        def watch(label: str, rounds: int, config: Mapping[str, Any]) -> list[Callable[[dict[str, Any]], None]]:
+        def watch(
+            label: str, rounds: int, config: Mapping[str, Any], place: Place | None = None
+        ) -> list[Callable[[dict[str, Any]], None]]:
             close()
-            view = LiveProgress(console, rounds, label, stopper, config.get("sites", ()))
+            view = LiveProgress(console, rounds, label, stopper, config.get("sites", ()), place)
             stopper.running = True
             opened.append(view)
             for kind in log:

@@ -1,10 +1,10 @@
-"""Tables and progress for the terminal."""
+"""Tables for the terminal."""
 
 from __future__ import annotations
 
 import io
-import time
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -13,10 +13,14 @@ from rich.style import StyleType
 from rich.table import Table
 from rich.text import Text
 
+from polyfed.core.summary import client_columns
 from polyfed.ops.estimate import estimate
 
 if TYPE_CHECKING:
     from polyfed.compare import Row
+
+
+TITLES = {"personal": "own %", "validation": "val. %"}  # columns of clients
 
 
 def say(console: Console, text: str | Text) -> None:
@@ -41,6 +45,11 @@ def in_rounds(number: int) -> str:
 def percent(share: float | None) -> str:
     """Return an accuracy for people."""
     return "-" if share is None else f"{100 * share:.1f}"
+
+
+def figure(value: float | None) -> str:
+    """Return a metric for people, in its own unit."""
+    return "-" if value is None else f"{value:.4g}"
 
 
 def spread(values: Sequence[float], signed: bool = False) -> str:
@@ -81,7 +90,10 @@ def comparison_table(rows: Sequence[Row], title: str) -> Table:
     """Return the table of a comparison: who gained what at which cost."""
     table = ShownTable(title)
     table.add_column("method", no_wrap=True)
-    for heading in ("accuracy %", "gain", "worst %", "global %", "sent", "received", "s"):
+    own, metrics = any(row.personal for row in rows), list(dict.fromkeys(name for row in rows for name in row.metrics))
+    more = [*(["own %"] if own else []), *metrics]
+    score = next((row.score for row in rows), "accuracy")
+    for heading in (f"{score} %", "gain", "worst %", "global %", *more, "sent", "received", "s"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
@@ -90,18 +102,37 @@ def comparison_table(rows: Sequence[Row], title: str) -> Table:
             spread(row.gain, signed=True),
             spread(row.worst),
             spread(row.globals),
+            *([spread(row.personal)] if own else []),
+            *(figure(fmean(row.metrics[name]) if row.metrics.get(name) else None) for name in metrics),
             amount(row.bytes_up),
             amount(row.bytes_down),
             f"{row.seconds:.0f}" if row.seconds >= 10 else f"{row.seconds:.1f}",
         )
     seeds = len(rows[0].accuracy)
     over = f"; mean and 95 % t-interval over {seeds} seeds" if seeds > 1 else ""
-    caption = f"gain over local training{over}; sent and received: payload of a client in all{_framing(rows)}"
+    whose = "; own: on the own test data of clients" if own else ""
+    caption = f"gain over local training{over}{whose}; sent and received: payload of a client in all{_framing(rows)}"
     active = ", ".join(f"{row.method} {spread(row.took_part)}" for row in rows if row.took_part)
     if active:
         caption += f"; accuracy counts clients that never took part in a round, without them it is: {active}"
+    if rows[0].tries > 1:
+        caption += f"; every method had {rows[0].tries} tries, chosen on validation data"
+    caption += "".join(f"; {text}" for text in own_settings({row.method: row.differs for row in rows}))
     table.caption = Text(caption, "table.caption")
     return table
+
+
+def own_settings(differs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return which methods have settings of their own, in words: `a and b with models.names x, y; training.lr 0.1`."""
+    groups: dict[str, list[str]] = {}
+    for label, settings in differs.items():
+        words = [
+            f"{name} {', '.join(map(str, value)) if isinstance(value, list | tuple) else value}"
+            for name, value in settings.items()
+        ]
+        if words:
+            groups.setdefault("; ".join(words), []).append(label)
+    return [f"{', '.join(labels)} with {text}" for text, labels in groups.items()]
 
 
 def _framing(rows: Sequence[Row]) -> str:
@@ -118,7 +149,11 @@ def client_table(summary: Mapping[str, Any], alone: Sequence[float] | None = Non
     table = ShownTable(title)
     table.add_column("client", justify="right")
     table.add_column("model", no_wrap=True)
-    headings = ["samples", "acc. %"] + (["alone %", "gain"] if alone else []) + ["sent", "received"]
+    score = accuracy.get("score", "acc.")
+    columns = client_columns(accuracy, len(summary["samples"]))
+    more = {TITLES.get(name, name): values for name, values in columns.items() if name != "accuracy"}
+    more = {name: values for name, values in more.items() if " " not in name or name.endswith("%")}
+    headings = ["samples", f"{score} %"] + (["alone %", "gain"] if alone else []) + [*more, "sent", "received"]
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     measured = accuracy.get("clients", range(len(accuracy["per_client"])))  # a site may have been away at the end
@@ -126,8 +161,12 @@ def client_table(summary: Mapping[str, Any], alone: Sequence[float] | None = Non
         cells = [str(summary["samples"][client]), percent(value)]
         if alone:
             cells += [percent(alone[client]), f"{100 * (value - alone[client]):+.1f}"]
+        cells += [(percent if name.endswith("%") else figure)(values[client]) for name, values in more.items()]
         cells += [amount(cost[direction].get(str(client), 0)) for direction in ("up", "down")]
         table.add_row(str(client), summary["architectures"][client], *cells)
+    for client in accuracy.get("malicious", []):
+        cells = [str(summary["samples"][client]), "-", *(["-", "-"] if alone else []), *("-" for _ in more), "-", "-"]
+        table.add_row(str(client), f"{summary['architectures'][client]} (malicious: does not count)", *cells)
     best = f", global model {percent(accuracy['global'])} %" if accuracy["global"] is not None else ""
     gained = f", alone {percent(sum(alone) / len(alone))} %" if alone else ""
     apart = ""
@@ -139,36 +178,21 @@ def client_table(summary: Mapping[str, Any], alone: Sequence[float] | None = Non
     payload, wire = (sum(summary["cost"][f"{kind}_{way}"] for way in ("up", "down")) for kind in ("bytes", "wire"))
     spent = f"; sent and received: payload, {amount(payload)} of all ({amount(wire)} on the wire)" if payload else ""
     worst = f", worst client {percent(accuracy['worst'])} %"
-    table.caption = f"mean {percent(accuracy['mean'])} %{apart}{gained}{worst}{best}{spent}"
+    private = ""
+    if "privacy" in summary:
+        told = summary["privacy"]
+        private = f"; privacy: epsilon {max(told['epsilon'].values()):.4g} at delta {told['delta']:g} (the largest)"
+    own = accuracy.get("personal")
+    personal = f"; on own test data {percent(own['mean'])} %{_undefined(own)}" if own else ""
+    held = accuracy.get("validation")
+    validated = f"; on validation data {percent(held['mean'])} %{_undefined(held)}" if held else ""
+    stopped = summary.get("stopped")
+    ended = f"; stopped: no better on validation data since round {stopped['best_round']}" if stopped else ""
+    reached = f"mean {percent(accuracy['mean'])} %{apart}{gained}{worst}{best}{personal}{validated}{ended}"
+    table.caption = f"{reached}{spent}{private}"
     return table
 
 
-class Progress:
-    """One line a round: accuracy, bytes, time left. Plain text where the output is not a terminal."""
-
-    def __init__(self, console: Console, rounds: int, label: str) -> None:
-        self.console = console
-        self.rounds = rounds
-        self.label = label
-        self.start = time.perf_counter()
-        self.done = 0
-
-    def __call__(self, line: dict[str, Any]) -> None:
-        """Print the line of a finished round."""
-        self.done += line["phase"] == "round"
-        spent = time.perf_counter() - self.start
-        left = spent / max(self.done, 1) * max(self.rounds - line["round"], 0)
-        where = f"round {line['round']:>3}/{self.rounds}" if line["phase"] == "round" else f"{line['phase']:<9}"
-        parts = [f"{self.label:<12}", where]
-        if "accuracy" in line:
-            accuracy = line["accuracy"]
-            parts.append(f"accuracy {percent(accuracy['mean']):>5} %  worst {percent(accuracy['worst']):>5} %")
-            if accuracy.get("global") is not None:
-                parts.append(f"global {percent(accuracy['global']):>5} %")
-        elif "loss" in line:
-            parts.append(f"loss {line['loss']:.3f}")
-        parts.append(f"up {amount(line['bytes_up'])}  down {amount(line['bytes_down'])}")
-        if line.get("missing"):
-            parts.append(f"missing {len(line['missing'])}")
-        parts.append(f"{left:.0f} s left" if left else f"{spent:.1f} s")
-        say(self.console, "  ".join(parts))
+def _undefined(part: Mapping[str, Any]) -> str:
+    """Say for how many clients a figure does not exist."""
+    return f" (not defined at {part['undefined']} clients)" if part.get("undefined") else ""

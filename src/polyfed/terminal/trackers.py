@@ -27,7 +27,7 @@ def numbers(line: Mapping[str, Any]) -> dict[str, float]:
     found: dict[str, float] = {}
     for key, value in line.items():
         name = key.replace("bytes_", "bytes/")
-        if key in ("round", "phase", "participants", "missing"):
+        if key in ("round", "phase", "participants", "missing", "stopped"):
             continue
         if isinstance(value, Mapping):
             nested = numbers({f"{name}/{inner}": item for inner, item in value.items() if inner != "per_client"})

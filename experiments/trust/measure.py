@@ -1,0 +1,160 @@
+"""Measure what rules and privacy do, run by run, into results/trust: `python experiments/trust/measure.py robustness`.
+
+Every finished run is one line of a file; a run that is there already is not done again, so that the same command goes
+on where it was stopped. `--seeds 5` asks for all seeds of the page, `--share 0.1` for one share of malicious clients.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polyfed as pf
+from polyfed.core.errors import InputError, TrainingError
+from polyfed.core.robust import fits
+from polyfed.core.trust import RULES, Trust
+from polyfed.methods import make
+
+RESULTS = Path(__file__).parents[2] / "results" / "trust"
+# One method of each family: its networks, the size of features, public data, and hyper-parameters.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "fedavg": {"models": ("mlp:1x64",)},
+    "heterofl": {"models": ("mlp:2x64@1", "mlp:2x64@0.5")},
+    "fedin": {"models": ("mlp:2x32", "mlp:3x32"), "options": {"feature_batch": 16}},
+    "fedproto": {"models": ("mlp:1x64", "mlp:2x64"), "feature_dim": 32},
+    "fedmd": {"models": ("mlp:1x64", "mlp:2x64"), "public": 200},
+    "fml": {"models": ("mlp:1x64", "mlp:2x64")},
+    "ams": {"models": ("mlp:1x64", "mlp:2x64")},
+}
+ATTACKS = ("signflip", "scale::-10", "scale::1000", "random", "alie", "ipm", "labelflip")
+SHARES = (0.1, 0.2, 0.4)
+TRAINING = pf.Training(epochs=2, lr=0.1, batch_size=32)
+CLIENTS, ROUNDS = 10, 15
+EPSILONS = (1.0, 2.0, 4.0, 8.0, None)
+PRIVATE = pf.Training(epochs=1, lr=0.5, batch_size=64)
+
+
+def clients(seed: int, public: int | None, partition: str = "dirichlet:0.5") -> pf.Clients:
+    """Return digits, dealt to ten clients."""
+    return pf.split(pf.load("digits"), CLIENTS, partition, seed, public=public)
+
+
+def robust_runs(seeds: int, shares: tuple[float, ...]) -> Iterator[dict[str, Any]]:
+    """Yield what is to be run: first without attack, then attack by attack."""
+    for seed in range(seeds):
+        for share in (0.0, *shares):
+            for attack in ATTACKS if share else ("none",):
+                name, _, strength = attack.partition("::")
+                text = None if not share else f"{name}:{share:g}" + (f":{strength}" if strength else "")
+                for method in FAMILIES:
+                    for rule in (None, *(rules(share))):
+                        yield {"seed": seed, "method": method, "share": share, "attack": text, "robust": rule}
+
+
+def rules(share: float) -> list[str]:
+    """Return every rule, told the share of malicious clients where it wants one (a fifth where nobody is)."""
+    bad = min(share or 0.2, 0.4)
+    return [f"{name}:{bad:g}" if name in ("trimmed", "krum", "multikrum") else name for name in RULES]
+
+
+def robust_run(what: dict[str, Any]) -> dict[str, Any]:
+    """Run one of them."""
+    family = FAMILIES[what["method"]]
+    method = make(what["method"], dict(family.get("options", {})))
+    rule = Trust(robust=what["robust"]).rule()
+    if rule is not None and not fits(rule, method):
+        return {"refused": True}
+    found = pf.run(
+        method,
+        clients(what["seed"], family.get("public")),
+        family["models"],
+        rounds=ROUNDS,
+        training=TRAINING,
+        seed=what["seed"],
+        feature_dim=family.get("feature_dim"),
+        evaluate="end",
+        robust=what["robust"],
+        attack=what["attack"],
+        workers=1,
+        progress=False,
+    ).accuracy()
+    return {"mean": found["mean"], "worst": found["worst"], "per_client": found["per_client"]}
+
+
+def private_runs(seeds: int, _: Any) -> Iterator[dict[str, Any]]:
+    """Yield what is to be run: methods that send nothing but what training makes, at every epsilon."""
+    for seed in range(seeds):
+        for method in ("fedavg", "heterofl", "fedmd", "fml", "ams"):
+            for epsilon in EPSILONS:
+                yield {"seed": seed, "method": method, "epsilon": epsilon}
+
+
+def private_run(what: dict[str, Any]) -> dict[str, Any]:
+    """Run one of them."""
+    family = FAMILIES[what["method"]]
+    options = dict(family.get("options", {})) | ({"mask": False} if what["method"] == "heterofl" else {})
+    options |= {"public_epochs": 0, "private_epochs": 0} if what["method"] == "fedmd" else {}
+    result = pf.run(
+        make(what["method"], options),
+        clients(what["seed"], family.get("public"), "iid"),
+        family["models"],
+        rounds=ROUNDS,
+        training=PRIVATE,
+        seed=what["seed"],
+        evaluate="end",
+        privacy=pf.Privacy(epsilon=what["epsilon"]),
+        workers=1,
+        progress=False,
+    )
+    found, spent = result.accuracy(), result.history[-1].get("privacy", {}).get("epsilon", {})
+    return {"mean": found["mean"], "worst": found["worst"], "spent": max(spent.values(), default=None)}
+
+
+KINDS = {"robustness": (robust_runs, robust_run), "privacy": (private_runs, private_run)}
+
+
+def main() -> None:
+    """Do what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kind", choices=[*KINDS, "membership"])
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--share", type=float, action="append")
+    parser.add_argument("--method", action="append", choices=[*FAMILIES])
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after the run at hand")
+    given = parser.parse_args()
+    if given.kind == "membership":
+        from membership import measure
+
+        measure(RESULTS / "membership.jsonl", given.seeds)
+        return
+    listed, work = KINDS[given.kind]
+    path = RESULTS / f"{given.kind}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    done = {key(json.loads(line)) for line in path.read_text().splitlines()} if path.is_file() else set()
+    end = time.monotonic() + 60 * given.minutes
+    for what in listed(given.seeds, tuple(given.share or SHARES)):
+        if key(what) in done or (given.method and what["method"] not in given.method):
+            continue
+        if time.monotonic() > end:
+            print("Stopped: the same command goes on.")
+            return
+        try:
+            found = work(what)
+        except (TrainingError, InputError) as error:
+            found = {"error": str(error)}
+        with path.open("a") as file:
+            file.write(json.dumps(what | found) + "\n")
+    print("Everything is measured.")
+
+
+def key(line: dict[str, Any]) -> str:
+    """Return what tells one run from another."""
+    return json.dumps([line.get(name) for name in ("seed", "method", "share", "attack", "robust", "epsilon")])
+
+
+if __name__ == "__main__":
+    main()

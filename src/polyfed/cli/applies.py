@@ -1,0 +1,47 @@
+"""`polyfed methods --for FILE`: which methods apply to the networks and data of an experiment, and why others not."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from polyfed.build import make_parties
+from polyfed.core.errors import InputError
+from polyfed.core.needs import missing
+from polyfed.experiment import Experiment
+from polyfed.methods import registry
+
+
+def applicable(experiment: Experiment) -> list[dict[str, Any]]:
+    """Return a row for each method: its family and name, whether it applies, and what is missing otherwise.
+
+    Options and settings that the experiment has for a label of a method's name count; nothing is trained.
+    """
+    made: dict[Any, Any] = {}  # networks are built once for each number of outputs
+    rows = []
+    for name, kind in sorted(registry().items(), key=lambda item: (item[1].family, item[0])):
+        row = {"family": kind.family, "method": name}
+        try:
+            config = experiment.config(name)
+            clients = made.setdefault("clients", None) or config.data.load(config.seed)
+            made["clients"] = clients
+            method, networks = config.method, config.models
+            outputs = method.outputs(clients.num_classes, clients.own_public_classes())
+            key = networks, outputs, "label_counts" in method.requirements()
+            if key not in made:
+                with warnings.catch_warnings(action="ignore"):  # which weights count is the run's business
+                    made[key] = make_parties(
+                        method,
+                        clients,
+                        networks.names,
+                        outputs,
+                        config.seed,
+                        networks.feature_dim,
+                        networks.feature_adapter,
+                    )
+            infos, _, blueprints = made[key]
+            lacks = missing(method, infos, blueprints, clients.public, clients.input_shape, clients.task)
+        except InputError as error:
+            lacks = str(error)
+        rows.append({**row, "applies": lacks is None, "needs": lacks or ""})
+    return rows

@@ -1,0 +1,46 @@
+"""What the networks that clients uploaded say: teachers at the server."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+
+from torch import Tensor, nn
+
+from polyfed.core.message import Message
+from polyfed.core.party import Context, load_state
+from polyfed.core.passes import logits_of
+from polyfed.core.samples import Samples
+from polyfed.core.statistics import collect_statistics
+
+
+def uploaded_network(client: int, reply: Message, data: Samples, ctx: Context) -> nn.Module:
+    """Return a client's network as it was uploaded, good until the next one of its architecture is asked for."""
+    return ready_network(ctx.infos[client].architecture, reply.params["main"], data, ctx)
+
+
+def uploaded_copies(replies: Mapping[int, Message], ctx: Context) -> list[nn.Module]:
+    """Return a network of its own for every reply, as it was uploaded: where all are needed at once."""
+    networks = []
+    for client, reply in replies.items():
+        networks.append(copy.deepcopy(ctx.replica(ctx.infos[client].architecture)))
+        load_state(networks[-1], reply.params["main"])
+    return networks
+
+
+def ready_network(architecture: str, state: Mapping[str, Tensor], data: Samples, ctx: Context) -> nn.Module:
+    """Return the server's network of an architecture with this state, ready to predict.
+
+    Where BatchNorm's statistics are not part of the state, they are collected on `data`.
+    """
+    model = ctx.replica(architecture)
+    load_state(model, state)
+    if ctx.blueprints[architecture].running_statistics() - state.keys():
+        collect_statistics(model, data, ctx.training.batch_size)
+    return model
+
+
+def uploaded_logits(replies: Mapping[int, Message], data: Samples, ctx: Context) -> Iterator[Tensor]:
+    """Yield the logits of every uploaded network on some samples, in prediction mode, one after the other."""
+    for client, reply in replies.items():
+        yield logits_of(uploaded_network(client, reply, data, ctx), data)

@@ -1,0 +1,61 @@
+"""Tensors of trained networks in files: safetensors, or what `torch.save` wrote, read without running any code."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from polyfed.core.errors import InputError
+
+TORCH = (".pt", ".pth", ".bin", ".ckpt")
+WRAPPERS = ("state_dict", "model_state_dict", "model")  # under which a training script keeps them
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """Read the tensors of a network by name.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read, or holds something else.
+    """
+    if path.suffix not in TORCH:
+        try:
+            return load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"Cannot read {path} ({error}): give a safetensors file of a trained network.") from error
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise InputError(
+            f"Cannot read {path} ({reason}): give a file with tensors only, as torch.save(model.state_dict(), ...) "
+            "writes it."
+        ) from error
+    for key in WRAPPERS:
+        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
+            found = found[key]
+    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise InputError(f"{path} holds no tensors by name: save model.state_dict().")
+    return {str(name): tensor for name, tensor in found.items()}
+
+
+def fill(network: nn.Module, state: Mapping[str, Tensor], source: object) -> None:
+    """Load a state that must fit; `source` is named where it does not.
+
+    Raises
+    ------
+    InputError
+        With the first tensor that does not.
+    """
+    try:
+        network.load_state_dict(state)
+    except RuntimeError as error:
+        first = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
+        raise InputError(f"{source} does not fit: {first}") from error

@@ -1,0 +1,313 @@
+"""Clients spread over the processes of torch's launcher: `torchrun --nproc-per-node 4 -m polyfed run ...`.
+
+Each rank keeps some of the clients for good; their networks never move, only messages do. Rank 0 runs the round loop
+with `Ranks` as its backend; the others wait in `work_for_first` for its orders. What a client computes depends on
+nothing but its messages and its own streams, and replies are fused in ascending id at rank 0: the results are those of
+one process, bit for bit, for any number of ranks.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
+
+from polyfed.core.backend import Measure
+from polyfed.core.checkpoint import Tree, pack_tree, unpack_tree
+from polyfed.core.cost import CostMeter
+from polyfed.core.errors import InputError, PolyfedError, TrainingError
+from polyfed.core.federation import Federation
+from polyfed.core.launch import world_size
+from polyfed.core.message import Message
+from polyfed.core.method import Replies, Step
+from polyfed.core.party import ClientInfo, Context
+from polyfed.engines.inprocess import InProcess
+
+PATIENCE = timedelta(days=7)  # a rank waits while rank 0 fuses; one that died closes its connection at once
+PIECE = 1 << 30  # bytes in one transfer
+TOLD = ("losses", "seconds", "failed", "epsilon")  # what a rank tells of each client beside its message
+ERRORS = {kind.__name__: kind for kind in (InputError, TrainingError)}  # what a rank reports by name
+
+
+class Link:
+    """The other processes: trees of tensors, numbers and words go to one of them, or come from one."""
+
+    def __init__(self) -> None:
+        if not dist.is_initialized():
+            _meet()
+        self.number = dist.get_rank()
+        self.size = dist.get_world_size()
+
+    def send(self, to: int, tree: Tree) -> None:
+        """Send a tree to a rank."""
+        blob = torch.frombuffer(bytearray(pack_tree(tree)), dtype=torch.uint8)
+        try:
+            dist.send(torch.tensor([len(blob)]), to)
+            for piece in blob.split(PIECE):
+                dist.send(piece, to)
+        except RuntimeError as error:
+            raise _gone(to) from error
+
+    def receive(self, source: int) -> Tree:
+        """Wait for a tree from a rank."""
+        length = torch.zeros(1, dtype=torch.int64)
+        try:
+            dist.recv(length, source)
+            blob = torch.empty(int(length), dtype=torch.uint8)
+            for piece in blob.split(PIECE):
+                dist.recv(piece, source)
+        except RuntimeError as error:
+            raise _gone(source) from error
+        return unpack_tree(blob.numpy().tobytes(), f"a message from rank {source}")
+
+
+def _meet() -> None:
+    """Connect to the other processes.
+
+    The launcher keeps its key-value store when it starts all processes again, with the addresses of the dead ones in
+    it; so each start gets a part of the store to itself, counted by how many processes have come so far.
+    """
+    store, rank, size = next(rendezvous("env://", timeout=PATIENCE))
+    start = (store.add("polyfed/arrivals", 1) - 1) // size
+    own = PrefixStore(f"polyfed/{start}", store)
+    dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=PATIENCE)
+    atexit.register(dist.destroy_process_group)
+
+
+def join() -> Link | None:
+    """Return the link to the other processes of the launcher, or None where this one is alone."""
+    return Link() if world_size() > 1 else None
+
+
+def owners(infos: Mapping[int, ClientInfo], ranks: int) -> dict[int, int]:
+    """Return which rank keeps which client: the one with the most work goes to whoever has least so far."""
+    load = [0.0] * ranks
+    owner: dict[int, int] = {}
+    for client in sorted(infos, key=lambda client: (-infos[client].samples * infos[client].parameters, client)):
+        rank = load.index(min(load))
+        owner[client] = rank
+        load[rank] += max(1, infos[client].samples * infos[client].parameters)
+    return dict(sorted(owner.items()))
+
+
+# --- rank 0 ---
+
+
+class Ranks:
+    """The backend of rank 0: its own clients are at home, the others' a message away."""
+
+    def __init__(self, home: InProcess, link: Link) -> None:
+        self.home = home
+        self.link = link
+        self.infos = home.infos
+        self.blueprints = home.blueprints
+        self.owner = owners(home.infos, link.size)
+
+    def exchange(self, step: Step, messages: Mapping[int, Message], ctx: Context) -> Replies:
+        """Let all ranks work side by side; replies come in ascending id."""
+        shares = self._shares(messages)
+        order = {"order": "exchange", "step": asdict(step), **moment(ctx)}
+        self._tell({rank: {**order, "messages": packed(share)} for rank, share in shares.items() if rank})
+        replies = self.home.exchange(step, shares.get(0, {}), ctx) if 0 in shares else Replies()
+        for rank in sorted(shares.keys() - {0}):
+            answer = self._answer(rank)
+            others = Replies(unpacked(answer["messages"]), broken=set(answer["broken"]))
+            for name in TOLD:
+                getattr(others, name).update(_by_client(answer[name]))
+            replies.add(others)
+        return replies
+
+    def evaluate(self, messages: Mapping[int, Message], ctx: Context, on: str = "test") -> dict[int, Measure]:
+        """Let all ranks measure their clients side by side."""
+        shares = self._shares(messages)
+        order = {"order": "evaluate", "on": on, **moment(ctx)}
+        self._tell({rank: {**order, "messages": packed(share)} for rank, share in shares.items() if rank})
+        found = self.home.evaluate(shares[0], ctx, on) if 0 in shares else {}
+        for rank in sorted(shares.keys() - {0}):
+            answer = self._answer(rank)
+            found.update({client: Measure(**fields) for client, fields in _by_client(answer["measures"]).items()})
+        return dict(sorted(found.items()))
+
+    def changed(self) -> dict[int, Any]:
+        """Collect the trees of clients that were active since the last call: a checkpoint is rank 0's business."""
+        return self._collect("changed", self.home.changed())
+
+    def restore(self, states: Mapping[int, Any]) -> None:
+        """Give every rank the saved states of its clients, however many ranks there were when they were saved."""
+        shares = self._shares(states)
+        self._tell({rank: {"order": "restore", "states": _words(share)} for rank, share in shares.items() if rank})
+        self.home.restore(shares.get(0, {}))
+        for rank in sorted(shares.keys() - {0}):
+            self._answer(rank)
+
+    def bring_home(self) -> InProcess:
+        """Take over the clients of all ranks: at the end somebody asks for their networks."""
+        states = self._collect("everything", {})
+        self.home.restore({**everything(self.home), **states})
+        return self.home
+
+    def _collect(self, order: str, own: dict[int, Any]) -> dict[int, Any]:
+        others = range(1, self.link.size)
+        self._tell({rank: {"order": order} for rank in others})
+        found = dict(own)
+        for rank in others:
+            found.update(_by_client(self._answer(rank)["states"]))
+        return dict(sorted(found.items()))
+
+    def _shares(self, by_client: Mapping[int, Any]) -> dict[int, dict[int, Any]]:
+        shares: dict[int, dict[int, Any]] = {}
+        for client in sorted(by_client):
+            shares.setdefault(self.owner[client], {})[client] = by_client[client]
+        return shares
+
+    def _tell(self, orders: Mapping[int, Tree]) -> None:
+        for rank in sorted(orders):
+            self.link.send(rank, orders[rank])
+
+    def _answer(self, rank: int) -> Any:
+        answer = self.link.receive(rank)
+        if "error" in answer:
+            raise ERRORS.get(answer["kind"], PolyfedError)(answer["error"])
+        return answer
+
+
+@contextmanager
+def leading(federation: Federation, link: Link) -> Iterator[None]:
+    """Run the block with the clients spread over all ranks; afterwards they are all here, and the others are free."""
+    assert isinstance(federation.backend, InProcess)
+    ranks = Ranks(federation.backend, link)
+    federation.backend = ranks
+    try:
+        yield
+        federation.backend = ranks.bring_home()
+    except BaseException:
+        for rank in range(1, link.size):
+            with suppress(PolyfedError):  # it may be gone itself
+                link.send(rank, {"order": "stop"})
+        raise
+    for rank in range(1, link.size):
+        link.send(rank, {"order": "end", "history": federation.history, "cost": federation.meter.dump()})
+
+
+# --- the other ranks ---
+
+
+def work_for_first(federation: Federation, link: Link) -> None:
+    """Do what rank 0 asks until it is done; then this federation has its history and cost, but not its networks.
+
+    Raises
+    ------
+    SystemExit
+        When rank 0 gave up: it says why.
+    """
+    home, ctx = federation.backend, federation.ctx
+    assert isinstance(home, InProcess)
+    while True:
+        try:
+            order = link.receive(0)
+        except PolyfedError:  # rank 0 is gone: the launcher says so
+            raise SystemExit(1) from None
+        if order["order"] == "stop":
+            raise SystemExit(1)
+        if order["order"] == "end":
+            federation.history, federation.meter = order["history"], CostMeter.load(order["cost"])
+            return
+        try:
+            answer = obey(home, order, ctx)
+        except PolyfedError as error:
+            answer = {"error": str(error), "kind": type(error).__name__}
+        link.send(0, answer)
+
+
+def obey(home: InProcess, order: Mapping[str, Any], ctx: Context) -> Tree:
+    """Carry out one order and return the answer."""
+    kind = order["order"]
+    if kind == "restore":
+        home.restore(_by_client(order["states"]))
+        return {}
+    if kind in ("changed", "everything"):
+        return {"states": _words(home.changed() if kind == "changed" else everything(home))}
+    ctx.round, ctx.phase, ctx.participants = order["round"], order["phase"], tuple(order["participants"])
+    messages = unpacked(order["messages"])
+    if kind == "evaluate":
+        found = home.evaluate(messages, ctx, order["on"])
+        return {"measures": {str(client): asdict(measure) for client, measure in found.items()}}
+    replies = home.exchange(Step(**order["step"]), messages, ctx)
+    return {
+        "messages": packed(replies.messages),
+        "broken": sorted(replies.broken),
+        **{name: _words(getattr(replies, name)) for name in TOLD},
+    }
+
+
+def everything(home: InProcess) -> dict[int, Tree]:
+    """Return the trees of all clients that were ever active here."""
+    return {client: record.tree() for client, record in sorted(home.store.records.items())}
+
+
+# --- what travels ---
+
+
+def moment(ctx: Context) -> dict[str, Any]:
+    """Return where in the run rank 0 is."""
+    return {"round": ctx.round, "phase": ctx.phase, "participants": list(ctx.participants)}
+
+
+def packed(messages: Mapping[int, Message]) -> Tree:
+    """Return messages as a tree in which a tensor that several of them share stands once."""
+    tensors: list[Tensor] = []
+    places: dict[Any, int] = {}
+
+    def place(tensor: Tensor) -> int:
+        key = tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+        if not tensor.numel() or key not in places:
+            places[key] = len(tensors)
+            tensors.append(tensor)
+        return places[key]
+
+    content = {
+        str(client): {
+            "params": {model: {n: place(t) for n, t in state.items()} for model, state in message.params.items()},
+            "data": {name: place(tensor) for name, tensor in message.data.items()},
+            "meta": dict(message.meta),
+        }
+        for client, message in sorted(messages.items())
+    }
+    return {"tensors": tensors, "messages": content}
+
+
+def unpacked(tree: Tree) -> dict[int, Message]:
+    """Return the messages again; what they shared, they share."""
+    tensors = tree["tensors"]
+    return {
+        client: Message(
+            {model: {n: tensors[i] for n, i in state.items()} for model, state in found["params"].items()},
+            {name: tensors[i] for name, i in found["data"].items()},
+            found["meta"],
+        )
+        for client, found in _by_client(tree["messages"]).items()
+    }
+
+
+def _words(by_client: Mapping[int, Any]) -> dict[str, Any]:
+    return {str(client): value for client, value in sorted(by_client.items())}
+
+
+def _by_client(by_word: Mapping[str, Any]) -> dict[int, Any]:
+    return {int(word): by_word[word] for word in sorted(by_word, key=int)}
+
+
+def _gone(rank: int) -> PolyfedError:
+    return PolyfedError(
+        f"Rank {rank} of this run is gone: look for its last words above, then go on with 'polyfed resume' "
+        "and the --out of the run (torchrun with --max-restarts does so by itself)."
+    )

@@ -1,0 +1,85 @@
+"""The server's messages carry its signature: no other party can give a site orders, also not through Flower."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from polyfed.core.errors import MessageError
+from polyfed.flower.keys import ServerKeys, SiteKeys, load_server_key
+
+SCHEME = ec.ECDSA(hashes.SHA384())
+Signature = dict[str, str | bytes]
+
+
+class Seal:
+    """Signs at the server, with the key of its certificate."""
+
+    def __init__(self, keys: ServerKeys) -> None:
+        self.key = load_server_key(keys.private_key, keys.certificate)
+        self.certificate = keys.certificate.read_bytes()
+
+    def sign(self, site: str, text: str, blob: bytes) -> Signature:
+        """Return what a message to this site carries beside its head and its blob."""
+        number = secrets.token_hex(16)
+        signature = self.key.sign(_content(site, number, text, blob), SCHEME)
+        return {"number": number, "signature": signature, "certificate": self.certificate}
+
+
+class SealCheck:
+    """Checks at a site that a message is the server's, for this site, and new."""
+
+    def __init__(self, keys: SiteKeys) -> None:
+        self.name = keys.name
+        self.authority = x509.load_pem_x509_certificate(keys.authority.read_bytes())
+        self.known: dict[bytes, ec.EllipticCurvePublicKey] = {}
+        self.seen: set[str] = set()
+
+    def check(self, found: Mapping[str, Any], text: str, blob: bytes) -> None:
+        """Refuse a message that the server did not write for this site.
+
+        Raises
+        ------
+        MessageError
+            Without a reason that would help whoever tried.
+        """
+        try:
+            number, signature, certificate = found["number"], found["signature"], found["certificate"]
+            self._key(certificate).verify(signature, _content(self.name, number, text, blob), SCHEME)
+        except Exception as error:  # no signature, another one, a certificate of somebody else
+            raise MessageError(
+                f"A message that is not signed by the server for site {self.name} was ignored "
+                f"({type(error).__name__}): tell the people who run the server."
+            ) from error
+        if number in self.seen:
+            raise MessageError(f"A message of the server that came twice was ignored at site {self.name}.")
+        self.seen.add(number)
+
+    def _key(self, certificate: bytes) -> ec.EllipticCurvePublicKey:
+        if certificate not in self.known:
+            found = x509.load_pem_x509_certificate(certificate)
+            found.verify_directly_issued_by(self.authority)
+            usage = found.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+            now = datetime.datetime.now(datetime.UTC)
+            if ExtendedKeyUsageOID.SERVER_AUTH not in usage or not (
+                found.not_valid_before_utc <= now <= found.not_valid_after_utc
+            ):
+                raise InvalidSignature("not a valid server's certificate")
+            key = found.public_key()
+            assert isinstance(key, ec.EllipticCurvePublicKey)
+            self.known = {certificate: key}
+        return self.known[certificate]
+
+
+def _content(site: str, number: str, text: str, blob: bytes) -> bytes:
+    parts = [b"polyfed message 1", site.encode(), number.encode()]
+    return b"\0".join(parts) + hashlib.sha384(text.encode()).digest() + hashlib.sha384(blob).digest()

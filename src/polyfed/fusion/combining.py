@@ -1,0 +1,74 @@
+"""A fused network that combines the logits of several by a small trained network, the combiner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.fusion.networks import Several
+
+
+class Combiner(nn.Module):
+    """Scores `[B, C]` out of the logits `[B, J, C]` of J networks.
+
+    Parameters
+    ----------
+    kind
+        `mlp`: a hidden layer of `hidden` units for each network; `class`: a weight for each network and class;
+        `client`: a weight for each network, and one bias. The weights start as the mean of the logits.
+    networks, classes
+        J and C.
+    hidden
+        d, for `mlp`.
+    """
+
+    def __init__(self, kind: str, networks: int, classes: int, hidden: int = 2) -> None:
+        super().__init__()
+        self.recipe = {"kind": kind, "networks": networks, "classes": classes, "hidden": hidden}
+        self.layers: nn.Sequential | None = None
+        if kind == "mlp":
+            inside = networks * hidden
+            first = nn.Linear(networks * classes, inside)
+            self.layers = nn.Sequential(nn.Flatten(), first, nn.ReLU(), nn.Linear(inside, classes))
+        else:
+            shape = (networks, classes if kind == "class" else 1)
+            self.weight = nn.Parameter(torch.full(shape, 1 / networks))
+            self.bias = nn.Parameter(torch.zeros(1)) if kind == "client" else None
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """Return the scores."""
+        if self.layers is not None:
+            scores: Tensor = self.layers(logits)
+            return scores
+        mixed = (self.weight * logits).sum(dim=1)
+        return mixed if self.bias is None else mixed + self.bias
+
+
+class Combined(Several):
+    """The combined logits of all networks.
+
+    Parameters
+    ----------
+    networks
+        Any modules with logits of one size.
+    combiner
+        The combiner, or the arguments to make one of (its weights are then part of the state to load).
+    """
+
+    kind = "combined"
+
+    def __init__(self, networks: Sequence[nn.Module], combiner: Combiner | dict[str, Any]) -> None:
+        super().__init__(networks)
+        self.combiner = combiner if isinstance(combiner, Combiner) else Combiner(**combiner)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the scores, `[B, C]`."""
+        scores: Tensor = self.combiner(self.logits(x).transpose(0, 1))
+        return scores
+
+    def recipe(self) -> dict[str, Any]:
+        """Return the other arguments of the constructor, as plain values."""
+        return {"combiner": self.combiner.recipe}

@@ -1,0 +1,141 @@
+"""Fused networks in files: fuse the states of trained networks, write the result, read it again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from polyfed.core.checkpoint import read_json, write_atomic, write_json
+from polyfed.core.errors import InputError
+from polyfed.core.shape import InputShape
+from polyfed.core.weights import fill, read_state
+from polyfed.fusion.chain import load_chain
+from polyfed.fusion.combining import Combined
+from polyfed.fusion.fusing import fuse
+from polyfed.fusion.networks import Averaged, Selection, Several
+from polyfed.models import build, with_feature_dim
+
+FORMAT = 2  # of the json file beside a fused model
+
+
+def fuse_files(
+    paths: Sequence[str | Path],
+    model_specs: Sequence[str] | str,
+    method: str = "ams-top1",
+    *,
+    input_shape: Sequence[int],
+    num_classes: int,
+    out: str | Path,
+    **options: Any,
+) -> nn.Module:
+    """Fuse networks of the zoo whose states are in files, and write the fused model.
+
+    Parameters
+    ----------
+    paths
+        One file for each network (safetensors, or `.pt` with tensors only), as a run leaves them in
+        `models/client-<n>.safetensors`.
+    model_specs
+        Their model strings; fewer than paths are dealt in turn.
+    method, options
+        As in `fuse`; `distill_into` must be a model string.
+    input_shape, num_classes
+        Of the data that the networks were trained on.
+    out
+        Where to write: `<out>.safetensors` and, beside it, `<out>.json`, which says how to build the module again
+        (`load_fused`).
+
+    Raises
+    ------
+    InputError
+        A file cannot be read or does not fit its model string; or as in `fuse`.
+    """
+    specs = [model_specs] if isinstance(model_specs, str) else list(model_specs)
+    student = options.get("distill_into")
+    if not specs or not paths:
+        raise InputError("Nothing to fuse: name at least one file and one model.")
+    if isinstance(student, nn.Module):
+        raise InputError("fuse_files needs distill_into as a model string, so that the file can be read again.")
+    dealt = [specs[place % len(specs)] for place in range(len(paths))]
+    models = [_read_network(path, spec, input_shape, num_classes) for path, spec in zip(paths, dealt, strict=True)]
+    fused = fuse(models, method, input_shape=input_shape, **options)
+    description: dict[str, Any] = {
+        "method": method,
+        "sources": [Path(path).name for path in paths],
+        "input_shape": InputShape(input_shape).dump(),
+        "num_classes": num_classes,
+    }
+    if isinstance(fused, Several):
+        kept = [dealt[place] for place in fused.places]
+        projections = [_projection(models[place].state_dict()) for place in fused.places]
+        description |= {"kind": fused.kind, "models": kept, "projections": projections, "options": fused.recipe()}
+    else:
+        kind = "model" if student is not None or method == "average" else "matched"
+        projections = [_projection(fused.state_dict())]
+        description |= {"kind": kind, "models": [student or dealt[0]], "projections": projections, "options": {}}
+    write_fused(fused, description, out)
+    return fused
+
+
+def _read_network(path: str | Path, spec: str, input_shape: Sequence[int], num_classes: int) -> nn.Module:
+    state = read_state(Path(path))
+    network = _projected(build(spec, input_shape, num_classes), _projection(state))
+    fill(network, state, f"{path}, read as {spec},")
+    return network
+
+
+def _projection(state: Mapping[str, Tensor]) -> tuple[int, str] | None:
+    """Return size and kind of the features that a run with `feature_dim` gave a network, if it did."""
+    if "head.weight" not in state or not any(name.startswith("model.") for name in state):
+        return None
+    return state["head.weight"].shape[1], "linear" if "projection.weight" in state else "avgpool"
+
+
+def _projected(network: nn.Module, projection: Sequence[Any] | None) -> nn.Module:
+    return network if projection is None else with_feature_dim(network, projection[0], projection[1], always=True)
+
+
+def write_fused(fused: nn.Module, description: Mapping[str, Any], out: str | Path) -> None:
+    """Write `<out>.safetensors` and `<out>.json`, which says how to build the module again."""
+    base = _base(out)
+    state = {name: tensor.detach().contiguous().clone() for name, tensor in fused.state_dict().items()}
+    write_atomic(base.with_name(f"{base.name}.safetensors"), save(state))
+    write_json(base.with_name(f"{base.name}.json"), {"format": FORMAT, **description})
+
+
+def load_fused(path: str | Path) -> nn.Module:
+    """Read what `write_fused` wrote (either of its two files, or their common name), in prediction mode.
+
+    Raises
+    ------
+    InputError
+        If a file is missing, damaged or from another version.
+    """
+    base = _base(path)
+    about = read_json(base.with_name(f"{base.name}.json"))
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        raise InputError(f"{base}.json does not describe a fused model of this version.")
+    state = read_state(base.with_name(f"{base.name}.safetensors"))
+    shape = InputShape.load(about["input_shape"])
+    networks = [
+        _projected(build(spec, shape, about["num_classes"]), projection)
+        for spec, projection in zip(about["models"], about["projections"], strict=True)
+    ]
+    kinds: dict[str, type[Several]] = {"selection": Selection, "ensemble": Averaged, "combined": Combined}
+    if about["kind"] in kinds:
+        fused: nn.Module = kinds[about["kind"]](networks, **about["options"])
+    elif about["kind"] == "matched":
+        fused = load_chain(networks[0], state)
+    else:
+        fused = networks[0]
+    fill(fused, state, base)
+    return fused.eval()
+
+
+def _base(path: str | Path) -> Path:
+    path = Path(path)
+    return path.with_suffix("") if path.suffix in (".safetensors", ".json") else path

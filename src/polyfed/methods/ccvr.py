@@ -1,0 +1,226 @@
+"""CCVR: No Fear of Heterogeneity: Classifier Calibration for Federated Learning with Non-IID Data.
+
+Luo, Chen, Hu, Zhang, Liang, Feng, NeurIPS 2021. https://arxiv.org/abs/2106.05001
+
+Under label skew the classifier is the most biased layer. Clients tell mean and covariance of their features by class;
+pooled, they are those of all features together (Eq. 1 and 2 in `ops/moments.py`). Virtual features are drawn from these
+Gaussians, alike for all classes, and the head alone is trained on them:
+
+    h  <-  argmin sum_c sum_(z ~ N(mu_c, S_c)) CE(h(z), c)                                           (3)
+
+`form="server"` is the paper's: FedAvg, then a new head at the server. `form="clients"` is the one that FedVTC compares
+with: networks of any architecture are trained locally, and each client fits its own head to the common Gaussians.
+
+Deviations:
+    The heterogeneous form is built from FedVTC's cost table, which holds (C + 1)·d + d² numbers: one covariance for all
+    classes in every round (`covariance="shared", when="every_round"`). Here it is C_k·(d + 1) + d², means with counts.
+    A class with one sample in all has no covariance and is left out, except with a shared one. In every round, classes
+    that nobody held keep their last Gaussian.
+    Covariances that are not positive definite get a ridge. The power transform of features is not offered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyfed.core.errors import InputError
+from polyfed.core.fields import AtLeastOne, Count, NotNegative, Positive
+from polyfed.core.message import Message
+from polyfed.core.method import Combination, Local, Plan, Step
+from polyfed.core.party import Blueprint, ClientInfo, Context, Party, fill, load_state
+from polyfed.core.passes import pass_over
+from polyfed.core.places import Place
+from polyfed.core.prototypes import class_numbers
+from polyfed.core.samples import Samples
+from polyfed.core.settings import Training
+from polyfed.core.stage import Aux, Batch, Stage
+from polyfed.core.views import Shared, View, head_misfit, linear_head
+from polyfed.methods.fedavg import FedAvg
+from polyfed.ops.moments import Moments, class_moments, gaussian_samples, merged_moments, pooled_moments
+
+
+@dataclass(frozen=True)
+class CCVR(FedAvg):
+    """Train the head again, on features drawn from the classes' Gaussians.
+
+    Parameters
+    ----------
+    form
+        `server`: FedAvg, whose head is calibrated at the server; `clients`: local training, every client calibrates its
+        own head.
+    when
+        Calibrate at the `final` model, or in `every_round`.
+    covariance
+        `full`, one for each class; `shared`, one for all; `diag`, variances only.
+    samples_per_class
+        Virtual features M_c (None: 500 up to ten classes, otherwise 1000); 0 gives FedAvg, or local training, exactly.
+    head_epochs, head_lr, head_batch
+        Epochs, learning rate and batch size of Eq. (3), plain SGD (None: the run's own).
+    ridge
+        Share of the mean variance that is added to a covariance that is not positive definite.
+    weighting, buffers, pretrain_epochs
+        As in FedAvg, for the server's form. `view` is not used.
+    """
+
+    name: ClassVar[str] = "ccvr"
+    paper: ClassVar[str] = "Luo et al. 2021"
+    family: ClassVar[str] = "prototypes"
+    sends: ClassVar[str] = "model weights (server form); count, mean and covariance of the features of each class"
+    combines: ClassVar[Mapping[str, Combination]] = {
+        "params/main": "mean",
+        "data/means": "classes",
+        "data/covariance": "classes",
+    }
+
+    form: Literal["server", "clients"] = "server"
+    when: Literal["final", "every_round"] = "final"
+    covariance: Literal["full", "shared", "diag"] = "full"
+    samples_per_class: Count | None = None
+    head_epochs: AtLeastOne = 10
+    head_lr: Positive | None = None
+    head_batch: AtLeastOne | None = None
+    ridge: NotNegative = 1e-4
+
+    def check(self) -> None:
+        """Refuse a view: the form says what is averaged."""
+        if self.view != "auto":
+            raise InputError(f"{self.name}: leave view out: the server's form averages all, the clients' form nothing.")
+        if self.form == "clients" and self.pretrain_epochs:
+            raise InputError(f"{self.name}: the clients' form averages nothing: leave pretrain_epochs out.")
+
+    def requirements(self) -> frozenset[str]:
+        """Features of one size; the server's form averages whole networks."""
+        return frozenset({"feature_dim", "classes"} | ({"same_arch"} if self.form == "server" else set()))
+
+    def misfit(
+        self, infos: Sequence[ClientInfo], blueprints: Mapping[str, Blueprint], input_shape: tuple[int, ...]
+    ) -> str | None:
+        """Return what to do with a network whose head cannot be trained by itself."""
+        return head_misfit(blueprints)
+
+    def plan(self) -> Plan:
+        """Add the exchange of statistics, after the rounds or in each; a head, or what makes one, comes back."""
+        server, always = self.form == "server", self.when == "every_round"
+        main, who = Step(down=server, up=server), "selected" if always else "all"
+        extra = [Step("statistics", who=who, down=server), Step("head" if server else "calibrate", who=who, up=False)]
+        if self.samples_per_class == 0:
+            extra = []
+        elif always and server:
+            extra.pop()  # the head goes down with the next model
+        plan = super().plan()
+        return replace(plan, round=(main, *extra)) if always else replace(plan, round=(main,), after=tuple(extra))
+
+    # --- server ---
+
+    def policy(self, ctx: Context) -> View:
+        """Average everything, or nothing."""
+        return super().policy(ctx) if self.form == "server" else Shared(())
+
+    def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
+        """Send the model, its head only, or the pooled statistics."""
+        if self.form == "clients":
+            return Message(data=server.memory["statistics"]) if step.name == "calibrate" else Message()
+        message = super().send(server, info, step, ctx)
+        if step.name == "head":
+            message.params["main"] = {n: message.params["main"][n] for n in head_names(info, ctx)}
+        return message
+
+    def fuse(self, server: Party, replies: Mapping[int, Message], step: Step, ctx: Context) -> None:
+        """Average models; or pool statistics, Eq. (1) and (2), and calibrate the head, Eq. (3)."""
+        if step.name != "statistics":
+            return super().fuse(server, replies, step, ctx)
+        fresh = pooled_moments([unpacked(reply.data) for reply in replies.values()], self.covariance)
+        old = server.memory.get("statistics")
+        known = merged_moments(unpacked(old) if old else None, self.usable(fresh), self.covariance)
+        server.memory["statistics"] = packed(known, ctx.num_classes, counts=False)
+        if self.form == "server" and len(known.classes):
+            head = {name: server.state[name] for name in head_names(next(iter(ctx.infos.values())), ctx)}
+            weight, bias = head.values()
+            module = nn.ModuleDict({"head": nn.Linear(weight.shape[1], len(bias))}).to(ctx.device, weight.dtype)
+            load_state(module, {"head.weight": weight, "head.bias": bias})
+            ctx.run(self.calibration(server.memory["statistics"], None, ctx), {"main": module}, "calibrate")
+            fill(head, dict(zip(head, module.state_dict().values(), strict=True)))
+            self.refresh(server, ctx)
+
+    def beyond_training(self) -> str | None:
+        """Statistics are those of samples."""
+        return "means and covariances of features"
+
+    def places(self, server: Party, info: ClientInfo, message: Message, ctx: Context) -> dict[str, Place]:
+        """Return where entries meet: a shared covariance belongs to no class."""
+        found = super().places(server, info, message, ctx)
+        if self.covariance == "shared" and "covariance" in message.data:
+            found["data/covariance"] = Place("data/covariance", tuple(message.data["covariance"].shape))
+        return found
+
+    def usable(self, found: Moments) -> Moments:
+        """Return the classes that have a Gaussian: more than one sample, unless the covariance is that of all."""
+        if self.covariance == "shared":
+            return found
+        kept = found.counts > 1
+        return Moments(found.classes[kept], found.counts[kept], found.means[kept], found.covariance[kept])
+
+    # --- client ---
+
+    def local(self, client: Party, step: Step, ctx: Context) -> Local:
+        """Train; tell the statistics of the features; calibrate the own head."""
+        if step.name == "statistics":
+            main: Any = client.main
+            z = torch.cat(pass_over(main, client.train, lambda x, _: main.features(x)))
+            found = class_moments(z, client.train.labels().to(z.device), self.covariance)
+            return Message(data=packed(found, ctx.num_classes))
+        if step.name == "calibrate" and len(client.inbox.data["classes"]):
+            yield self.calibration(client.inbox.data, client, ctx)
+        elif step.name == "main" and self.form == "clients":
+            yield Stage(self.loss)
+        elif self.form == "server" and step.name != "head":
+            return (yield from super().local(client, step, ctx))
+        return None
+
+    def calibration(self, statistics: Mapping[str, Tensor], client: Party | None, ctx: Context) -> Stage:
+        """Return the training of a head (a client's, or the server's) on virtual features, Eq. (3)."""
+        wanted, gaussians = self.samples_per_class, unpacked(statistics)
+        count = wanted if wanted is not None else 500 if ctx.num_classes <= 10 else 1000
+        features = gaussian_samples(gaussians, self.covariance, count, ctx.rng("virtual", client), self.ridge)
+        info = client.info if client is not None else None
+        return Stage(
+            head_loss,
+            trainable={"main": head_names(info, ctx) if info is not None else None},
+            data=Samples(features, gaussians.classes.repeat_interleave(count)),
+            epochs=self.head_epochs,
+            training=Training(
+                lr=self.head_lr or ctx.training.lr, batch_size=self.head_batch or ctx.training.batch_size
+            ),
+        )
+
+
+def head_names(info: ClientInfo, ctx: Context) -> tuple[str, ...]:
+    """Return the names of the head's weight and bias in a client's network."""
+    return tuple(linear_head(ctx.blueprints[info.architecture]) or ())
+
+
+def head_loss(nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
+    """Return the cross-entropy of the head on features."""
+    return F.cross_entropy(nets["main"].head(batch.x), batch.y)
+
+
+def packed(found: Moments, num_classes: int, counts: bool = True) -> dict[str, Tensor]:
+    """Return moments as they travel: counts only where somebody pools them."""
+    told = {
+        "classes": class_numbers(found.classes, num_classes),
+        "means": found.means,
+        "covariance": found.covariance,
+    }
+    return told | {"counts": found.counts.to(torch.int32)} if counts else told
+
+
+def unpacked(told: Mapping[str, Tensor]) -> Moments:
+    """Return moments that travelled."""
+    classes = told["classes"].long()
+    return Moments(classes, told.get("counts", torch.zeros_like(classes)).long(), told["means"], told["covariance"])

@@ -1,0 +1,173 @@
+"""FedKD: Communication-efficient federated learning via knowledge distillation.
+
+Wu, Wu, Lyu, Huang, Xie, Nature Communications 2022. https://arxiv.org/abs/2108.13323
+
+Every client has a large mentor, which stays, and a small mentee, which is common. Both learn from the labels and from
+each other, outputs and hidden states, the more the better both are. Only changes of the mentee travel, in both
+directions, each matrix by a truncated singular value decomposition that keeps a share e_t of its energy, growing over
+the rounds.
+
+Deviations:
+    Mentor and mentee step in turn on each batch; the map W_h of hidden states steps with the mentee.
+    The scale 1/c is a number to each loss (`detach_scale`); released code differentiates it too, lets each loss move
+    both networks, and takes the divergence as a mean over classes, too (`distill_weight` = 1/C).
+    Released code multiplies U·s·V without a diagonal and never accepts the full rank: here the factors are those of the
+    decomposition.
+    Convolution kernels are matrices of their output channels. The ranks travel too, two bytes for each matrix.
+    A client that missed the last round gets the whole mentee, since it cannot apply a change to what it does not hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, cast
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyfed.core.fields import NotNegative, Positive, SomeShare
+from polyfed.core.message import Message, State
+from polyfed.core.method import Combination, Local, Step
+from polyfed.core.party import ClientInfo, Context, Party, load_state, shared_state
+from polyfed.core.stage import Aux, Batch, Stage, Update
+from polyfed.methods.proxies import Proxies
+from polyfed.ops.aggregate import mean_state
+from polyfed.ops.distance import kl_divergence
+from polyfed.ops.lowrank import pack, unpack
+
+SMALLEST = 1e-8  # of the scale c: two perfect networks have nothing left to teach
+
+
+@dataclass(frozen=True)
+class FedKD(Proxies):
+    """A mentor and a common mentee teach each other; compressed changes of the mentee travel.
+
+    Parameters
+    ----------
+    e_0, e_1
+        Share of the energy that is kept at the start and in the last round; 1 loses nothing.
+    distill_weight, hidden_weight
+        Weights of the divergence between outputs and of the distance between hidden states; with both 0 the mentors
+        train alone exactly, and with e = 1 the mentees as in FedAvg.
+    detach_scale
+        Take c, the sum of both cross-entropies that the teaching is divided by, for a number.
+    proxy_lr
+        Learning rate of the mentee and the map, 0.01 in released code (None: the run's).
+    proxy, weighting
+        The mentee g as a model string, and a client's weight in the mean.
+    """
+
+    name: ClassVar[str] = "fedkd"
+    paper: ClassVar[str] = "Wu et al. 2022"
+    knows_rounds: ClassVar[bool] = True
+    sends: ClassVar[str] = "the change of a small common model as low-rank factors"
+    combines: ClassVar[Mapping[str, Combination]] = {}  # changes travel packed
+
+    e_0: SomeShare = 0.95
+    e_1: SomeShare = 0.98
+    distill_weight: NotNegative = 1.0
+    hidden_weight: NotNegative = 1.0
+    detach_scale: bool = True
+    proxy_lr: Positive | None = None
+
+    def requirements(self) -> frozenset[str]:
+        """Hidden states need models that show them."""
+        return self.needs | {"classes"} | ({"features"} if self.hidden_weight else set())
+
+    def energy(self, ctx: Context) -> float:
+        """Return e_t = e_0 + (e_1 - e_0)·t/T in round t of T."""
+        return self.e_0 + (self.e_1 - self.e_0) * ctx.round / ctx.rounds
+
+    # --- server ---
+
+    def setup_server(self, server: Party, infos: Mapping[int, ClientInfo], ctx: Context) -> None:
+        """Start from the mentee that everybody makes from the seed: the first change is none."""
+        super().setup_server(server, infos, ctx)
+        server.memory["change"] = {"round": 0, "holders": list(infos), "packed": {}}
+
+    def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
+        """Send the last change to those who hold what it applies to, the whole mentee to the others."""
+        change = server.memory["change"]
+        if info.id in change["holders"] and ctx.round <= change["round"] + 1:  # later: a round without replies
+            return Message(data=dict(change["packed"]))
+        return super().send(server, info, step, ctx)
+
+    def fuse(self, server: Party, replies: Mapping[int, Message], step: Step, ctx: Context) -> None:
+        """Take the mean of the changes, compress it, and apply it here as the clients will."""
+        g = shared_state(server.main)
+        changes = (unpack(reply.data["change"], reply.data["ranks"], g) for reply in replies.values())
+        packed = self.packed(mean_state(changes, self.weights(replies)), ctx)
+        load_state(server.main, applied(g, packed))
+        server.memory["change"] = {"round": ctx.round, "holders": list(replies), "packed": packed}
+
+    def packed(self, change: State, ctx: Context) -> dict[str, Tensor]:
+        """Return a change as it travels."""
+        values, ranks = pack(change, self.energy(ctx))
+        return {"change": values, "ranks": ranks}
+
+    # --- client ---
+
+    def setup_client(self, client: Party, ctx: Context) -> None:
+        """Add the mentee, the map W_h of its hidden states, and the common mentee that changes apply to."""
+        super().setup_client(client, ctx)
+        client.memory["common"] = cloned(shared_state(client.models["proxy"]))
+        if self.hidden_weight:
+            small, large = (cast(int, client.models[name].feature_dim) for name in ("proxy", "main"))
+            client.models["map"] = ctx.initialized("map", lambda: nn.Linear(small, large, bias=False))
+
+    def receive(self, client: Party, step: Step, ctx: Context) -> None:
+        """Renew the common mentee, and start from it."""
+        common = client.inbox.params.get("proxy") or applied(client.memory["common"], client.inbox.data)
+        client.memory["common"] = cloned(common)
+        load_state(client.models["proxy"], common)
+
+    def mentor_loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
+        """Return CE_mentor + (KL(mentee || mentor) + MSE(f_mentor, W_h f_mentee)) / c."""
+        return self.taught("main", {**nets, "proxy": nets["proxy"].still()}, batch)
+
+    def mentee_loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
+        """Return CE_mentee + (KL(mentor || mentee) + MSE(f_mentor, W_h f_mentee)) / c."""
+        return self.taught("proxy", {**nets, "main": nets["main"].still()}, batch)
+
+    def taught(self, student: str, nets: Mapping[str, Any], batch: Batch) -> Tensor:
+        """Return a student's loss: its own cross-entropy, and what the other one teaches."""
+        if not self.distill_weight and not self.hidden_weight:
+            return F.cross_entropy(nets[student](batch.x), batch.y)
+        logits, hidden = {}, {}
+        for name in ("main", "proxy"):
+            if self.hidden_weight:
+                hidden[name] = nets[name].features(batch.x)
+                logits[name] = nets[name].head(hidden[name])
+            else:
+                logits[name] = nets[name](batch.x)
+        losses = {name: F.cross_entropy(z, batch.y) for name, z in logits.items()}
+        c = (losses["main"] + losses["proxy"]).clamp_min(SMALLEST)
+        teacher = "proxy" if student == "main" else "main"
+        teaching = self.distill_weight * kl_divergence(logits[student], logits[teacher])
+        if self.hidden_weight:
+            teaching = teaching + self.hidden_weight * F.mse_loss(nets["map"](hidden["proxy"]), hidden["main"])
+        return losses[student] + teaching / (c.detach() if self.detach_scale else c)
+
+    def local(self, client: Party, step: Step, ctx: Context) -> Local:
+        """Train both on each batch and return the change of the mentee."""
+        mentor = Update((self.mentor_loss,), {"main": None})
+        moved: dict[str, tuple[str, ...] | None] = {"proxy": None, **({"map": None} if self.hidden_weight else {})}
+        rate = replace(ctx.training, lr=self.proxy_lr) if self.proxy_lr else None
+        yield Stage(updates=(mentor, Update((self.mentee_loss,), moved, training=rate)))
+        trained, common = shared_state(client.models["proxy"]), client.memory["common"]
+        change = {name: trained[name] - common[name] for name in trained}
+        return Message(data=self.packed(change, ctx), meta=self.reply(client).meta)
+
+
+def applied(state: State, packed: Mapping[str, Tensor]) -> State:
+    """Return a state after a packed change (none: as it is)."""
+    if not packed:
+        return state
+    change = unpack(packed["change"], packed["ranks"], state)
+    return {name: tensor + change[name] for name, tensor in state.items()}
+
+
+def cloned(state: State) -> State:
+    """Return a copy of its own."""
+    return {name: tensor.clone() for name, tensor in state.items()}

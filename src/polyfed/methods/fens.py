@@ -1,0 +1,192 @@
+"""FENS: Revisiting Ensembling in One-Shot Federated Learning.
+
+Allouah, Dhasade, Guerraoui, Gupta, Kermarrec, Pinot, Pires, Sharma, NeurIPS 2024. https://arxiv.org/abs/2411.07182
+
+Clients train alone and upload their networks once, as in one-shot learning. Then they learn together, in light rounds
+of federated learning, how to combine the networks' logits: only a small combiner travels in these rounds.
+
+Deviations:
+    Networks travel as they are; released code quantizes them to int8 and combines the logits of the quantized ones.
+    Clients of one architecture start from the same weights.
+    Accuracy is that after the last round; released code also reports the best round on test data.
+    A client with a single sample uses it for both, its network and the combiner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.errors import PolyfedError
+from polyfed.core.fields import AtLeastOne, NotNegative, PartShare, Positive
+from polyfed.core.message import Message, State
+from polyfed.core.method import Combination, Local, Plan, Step
+from polyfed.core.party import ClientInfo, Context, Party, load_state
+from polyfed.core.passes import logits_of
+from polyfed.core.rng import generator
+from polyfed.core.samples import Samples, split_off
+from polyfed.core.settings import Training
+from polyfed.core.stage import Aux, Batch, Stage
+from polyfed.fusion.combining import Combined, Combiner
+from polyfed.methods.ensemble import OneShot
+from polyfed.models import build, with_feature_dim
+from polyfed.ops.adaptive import adam_step
+from polyfed.ops.aggregate import mean_state
+
+UPLOAD = Step("upload", who="all", down=False)
+MODELS = Step("models", who="all", up=False)
+COMBINE = Step("combiner")
+BETWEEN = "|"  # names of architectures in one word
+
+
+@dataclass(frozen=True)
+class FENS(OneShot):
+    """Learn together how to combine everybody's networks.
+
+    Parameters
+    ----------
+    combiner, hidden
+        `mlp`: one hidden layer of J·d units for J networks, d being `hidden`; `class`: a weight for each network and
+        class; `client`: a weight for each network, and a bias. With `class` or `client` and `server_lr` 0 it is the
+        mean of the logits, as in `ensemble` with `space=logit`.
+    combiner_rounds, combiner_lr, combiner_batch
+        Rounds of learning the combiner, and in each a client's one step of SGD.
+    server_lr, beta_1, beta_2
+        Step eta_s and decays of the server's Adam, without bias correction.
+    held_out
+        Share of a client's samples that its network does not see and the combiner is learned on; 0: the combiner is
+        learned on what the network has seen.
+    l1
+        Weight of the L1 norm in local training.
+    """
+
+    name: ClassVar[str] = "fens"
+    paper: ClassVar[str] = "Allouah et al. 2024"
+    family: ClassVar[str] = "one-shot"
+    sends: ClassVar[str] = "the trained weights, once; then a combiner of everybody's logits and the number of samples"
+    shares: ClassVar[frozenset[str]] = frozenset({"main", "combiner"})
+    combines: ClassVar[Mapping[str, Combination]] = {"params/main": "apart", "params/combiner": "mean"}
+
+    l1: NotNegative = 0.0
+    combiner: Literal["mlp", "class", "client"] = "mlp"
+    hidden: AtLeastOne = 2
+    combiner_rounds: AtLeastOne = 500
+    combiner_lr: Positive = 1.0
+    combiner_batch: AtLeastOne = 128
+    server_lr: NotNegative = 1e-3
+    beta_1: PartShare = 0.9
+    beta_2: PartShare = 0.99
+    held_out: PartShare = 0.1
+
+    def plan(self) -> Plan:
+        """Upload, receive everybody's networks, then rounds of the combiner alone."""
+        return Plan(before=(UPLOAD, MODELS), round=(COMBINE,), rounds=self.combiner_rounds)
+
+    def make_combiner(self, ctx: Context) -> nn.Module:
+        """Return the combiner as every party starts with it."""
+        return ctx.initialized("combiner", lambda: Combiner(self.combiner, ctx.clients, ctx.num_classes, self.hidden))
+
+    # --- server ---
+
+    def setup_server(self, server: Party, infos: Mapping[int, ClientInfo], ctx: Context) -> None:
+        """Make the combiner."""
+        server.models["combiner"] = self.make_combiner(ctx)
+
+    def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
+        """Send the others' networks once, later the combiner."""
+        if step.name == COMBINE.name:
+            return Message(params={"combiner": server.tensors("combiner")})
+        if step.name != MODELS.name:
+            return Message()  # clients are measured by their own networks
+        others = [client for client in self.held(server) if client != info.id]
+        names = BETWEEN.join(ctx.infos[client].architecture for client in others)
+        states = {str(client): dict(server.memory["uploads"][str(client)]["state"]) for client in others}
+        return Message(params=states, meta={"architectures": names} if others else {})
+
+    def fuse(self, server: Party, replies: Mapping[int, Message], step: Step, ctx: Context) -> None:
+        """Keep the uploads; later take the step of FedAdam along D = sum p_k (a_k - a)."""
+        if step.name == UPLOAD.name:
+            self.check_complete(replies, ctx)
+            return super().fuse(server, replies, step, ctx)
+        a = server.tensors("combiner")
+        states = (reply.params["combiner"] for reply in replies.values())
+        mean = mean_state(states, [float(reply.meta["samples"]) for reply in replies.values()])
+        change = {name: mean[name] - a[name] for name in a}
+        rates = self.server_lr, self.beta_1, self.beta_2
+        moved, server.memory["adam"] = adam_step(a, change, server.memory.get("adam", {}), *rates)
+        return load_state(server.models["combiner"], moved)
+
+    def check_complete(self, replies: Mapping[int, Message], ctx: Context) -> None:
+        """Refuse to go on without somebody's network: the combiner has a place for each."""
+        missing = [str(info) for client, info in ctx.infos.items() if client not in replies]
+        if missing:
+            raise PolyfedError(
+                f"{self.name} needs the network of {missing[0]}, which did not come: start again with it."
+            )
+
+    def make_fused(self, server: Party, ctx: Context) -> nn.Module:
+        """Return a([z_1(x), ..., z_J(x)]); the combiner is the server's own, so it is always the current one."""
+        combiner = server.models["combiner"]
+        assert isinstance(combiner, Combiner)
+        return Combined(self.networks(server, ctx), combiner)
+
+    # --- client ---
+
+    def setup_client(self, client: Party, ctx: Context) -> None:
+        """Add the combiner."""
+        client.models["combiner"] = self.make_combiner(ctx)
+
+    def local(self, client: Party, step: Step, ctx: Context) -> Local:
+        """Train alone; ask all networks about the held-out samples; later take one step of the combiner."""
+        own, apart = self.split(client, ctx)
+        if step.name == UPLOAD.name:
+            yield Stage(self.loss, data=own)
+            return self.upload(client, ctx)
+        if step.name == MODELS.name:
+            client.memory["logits"] = self.asked(client, apart, ctx)
+            return None
+        data = Samples(client.memory["logits"], apart.labels())
+        training = Training(batch_size=self.combiner_batch, lr=self.combiner_lr)
+        yield Stage(combined_loss, trainable={"combiner": None}, data=data, steps=1, training=training)
+        return Message(params={"combiner": client.tensors("combiner")}, meta={"samples": len(client.train)})
+
+    def split(self, client: Party, ctx: Context) -> tuple[Samples, Samples]:
+        """Return the samples of the network and those of the combiner, the same whenever it is called."""
+        return split_off(client.train, self.held_out, generator(ctx.seed, "held-out", 0, client.id))
+
+    def asked(self, client: Party, data: Samples, ctx: Context) -> Tensor:
+        """Return the logits of everybody's networks on some samples, `[n, J, C]` in the order of clients."""
+        received = client.inbox.params
+        others = sorted(map(int, received))
+        names = str(client.inbox.meta["architectures"]).split(BETWEEN) if others else []
+        answers = {client.id: logits_of(client.main, data)}
+        for other, name in zip(others, names, strict=True):
+            answers[other] = logits_of(network_of(name, received[str(other)], ctx), data)
+        return torch.stack([answers[place] for place in sorted(answers)], dim=1).cpu()
+
+
+def combined_loss(nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
+    """Return the task's loss of a(X)."""
+    return batch.loss(nets["combiner"](batch.x))
+
+
+def network_of(architecture: str, state: State, ctx: Context) -> nn.Module:
+    """Build a network of somebody else: its architecture is known here, or built by its name."""
+    known = ctx.blueprints.get(architecture)
+    if known is not None and known.build is not None:
+        network = known.build().to(ctx.device)
+    else:
+        network = ctx.initialized("peer", lambda: build_by_name(architecture, ctx))
+    network.load_state_dict(state, strict=False)  # integer buffers do not travel
+    return network.eval()
+
+
+def build_by_name(architecture: str, ctx: Context) -> nn.Module:
+    """Build a network from a model string; `>d` behind it stands for d features."""
+    spec, _, features = architecture.partition(">")
+    network = build(spec, ctx.input_shape, ctx.num_classes)
+    return with_feature_dim(network, int(features)) if features else network

@@ -1,0 +1,188 @@
+"""HeteroFL's dynamic mode: every client's width is drawn anew in each round.
+
+Diao, Ding, Tarokh, ICLR 2021. https://arxiv.org/abs/2010.01264
+
+All clients have the widest network. In round t client k holds the slice of level r(t, k), drawn from given proportions
+(`dynamic_a1-b1-c1` in the paper); only the slice travels, in both directions. The client puts it into its network and
+zeros elsewhere, which computes exactly what the slice computes: every entry outside has a gradient of exactly zero,
+since what comes in, what goes out and the norms are all zero there.
+
+Deviations:
+    The level follows from (seed, round, client): nobody has to be told.
+    A client is measured at its level of the round. Static BatchNorm statistics are collected for each level by the
+    clients that have it in this round: those of the global network are of the last round in which somebody held a.
+    Clients compute with the whole network, mostly zeros: bytes are saved here, not time.
+    In the exchange of statistics clients also get the level's old ones, whose place the new ones take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from polyfed.core.errors import InputError
+from polyfed.core.message import Message, State
+from polyfed.core.method import Combination, Local, Step
+from polyfed.core.party import Blueprint, ClientInfo, Context, Party
+from polyfed.core.stage import Aux, Batch, Grads, Stage
+from polyfed.core.width import shapes_at
+from polyfed.methods.heterofl import STATISTICS, HeteroFL
+from polyfed.models.width import at_level, rates
+
+SLICE, STATES = "slice", "statistics"  # what travels under these names is narrower than the client's network
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def cut(state: Mapping[str, Tensor], shapes: Shapes) -> State:
+    """Return the first entries along every axis."""
+    return {name: tensor[corner(shapes[name])] for name, tensor in state.items()}
+
+
+def put(state: Mapping[str, Tensor], part: Mapping[str, Tensor]) -> None:
+    """Put a slice into whole tensors; the rest is as in a network whose channels there do nothing."""
+    for name, tensor in part.items():
+        state[name].fill_(1.0 if name.endswith("running_var") else 0.0)[corner(tensor.shape)] = tensor
+
+
+def corner(shape: Sequence[int]) -> tuple[slice, ...]:
+    """Return the place of a slice."""
+    return tuple(slice(0, size) for size in shape)
+
+
+def inside(grads: tuple[Grads, ...], aux: Aux) -> Grads:
+    """Return the gradient of the entries that the client holds."""
+    return {"main": {name: gradient * aux["held"][name] for name, gradient in grads[0]["main"].items()}}
+
+
+def level_name(widest: Blueprint, rate: float) -> str:
+    """Return the name of a level: that of the network itself for the widest."""
+    return widest.name if rate == 1 else f"{widest.name}*{rate:g}"
+
+
+@dataclass(frozen=True)
+class HeteroFLDynamic(HeteroFL):
+    """HeteroFL with levels that are redrawn in each round.
+
+    Parameters
+    ----------
+    mix, decay
+        Level letters with their proportions, such as `a1-b1-c2`, and what they mean: `heterofl`, a to e = 1, 1/2, 1/4,
+        1/8, 1/16; `fedfd`, a to j = 1.0, 0.9, ... 0.1. Level a, the clients' network, must be among them. `mix="a"` is
+        HeteroFL exactly.
+    scaler, global_rate, static_bn, mask, clip, weighting
+        As in HeteroFL; the scaler divides by the rate of the drawn level.
+    """
+
+    name: ClassVar[str] = "heterofl_dynamic"
+    family: ClassVar[str] = "width"
+    shares: ClassVar[frozenset[str]] = frozenset({"main", SLICE, STATES})
+    combines: ClassVar[Mapping[str, Combination]] = {f"params/{SLICE}": "mean", f"params/{STATES}": "mean"}
+
+    mix: str = "a1-b1-c1-d1-e1"
+    decay: Literal["heterofl", "fedfd"] = "heterofl"
+
+    def check(self) -> None:
+        """Refuse mixes without the widest level, and what belongs to fixed levels."""
+        super().check()
+        if max(rates(self.mix, self.decay)) < 1:
+            raise InputError(f"{self.name}: the mix '{self.mix}' needs level a, the clients' network: add a1.")
+        if self.view != "prefix" or self.statistics != "clients" or self.measure != "slice":
+            raise InputError(
+                f"{self.name}: view='prefix', statistics='clients' and measure='slice' are fixed: use 'heterofl'."
+            )
+
+    def requirements(self) -> frozenset[str]:
+        """As HeteroFL, with one network for all."""
+        return super().requirements() | {"same_arch"}
+
+    def level(self, client: int, ctx: Context) -> float:
+        """Return a client's level r(t, k) of this round."""
+        choices = rates(self.mix, self.decay)
+        return choices[int(torch.randint(len(choices), (), generator=ctx.rng("level", client)))]
+
+    # --- server ---
+
+    def setup_server(self, server: Party, infos: Mapping[int, ClientInfo], ctx: Context) -> None:
+        """Add the levels to the architectures that the shared tensors are laid out for."""
+        (widest,) = ctx.blueprints.values()
+        for rate in rates(self.mix, self.decay):
+            shapes = shapes_at(widest.width_groups, widest.shapes, rate)
+            size = sum(prod(shape) for name, shape in shapes.items() if name not in widest.buffers)
+            name = level_name(widest, rate)
+            initial = cut(widest.initial, shapes)
+            ctx.blueprints.setdefault(
+                name, replace(widest, name=name, shapes=shapes, initial=initial, parameters=size, build=None)
+            )
+        super().setup_server(server, infos, ctx)
+
+    def level_of(self, info: ClientInfo, ctx: Context) -> Blueprint:
+        """Return the level that a client holds in this round."""
+        return ctx.blueprints[level_name(ctx.blueprints[info.architecture], self.level(info.id, ctx))]
+
+    def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
+        """Send the slice of the client's level under a name of its own; for statistics, also their places."""
+        message = super().send(server, info, step, ctx)
+        if not message.params:
+            return message
+        message.params[SLICE] = message.params.pop("main")
+        if step.name == STATISTICS.name:
+            level = self.level_of(info, ctx)
+            slots = self.all_slots(level, ctx)
+            message.params[STATES] = {name: server.state[slots[name].key] for name in level.running_statistics()}
+        return message
+
+    def fuse(self, server: Party, replies: Mapping[int, Message], step: Step, ctx: Context) -> None:
+        """As HeteroFL, with the slices of this round's levels."""
+        name = STATES if step.name == STATISTICS.name else SLICE
+        whole = {c: Message({"main": r.params[name]} if r.params else {}, r.data, r.meta) for c, r in replies.items()}
+        super().fuse(server, whole, step, ctx)
+
+    # --- client ---
+
+    def receive(self, client: Party, step: Step, ctx: Context) -> None:
+        """Put the slice into the network, and zeros elsewhere."""
+        put(client.tensors(), client.inbox.params.get(SLICE, {}))
+
+    def shapes(self, client: Party, ctx: Context) -> Shapes:
+        """Return the shapes of the client's level of this round."""
+        assert client.info is not None
+        widest = ctx.blueprints[client.info.architecture]
+        return shapes_at(widest.width_groups, widest.shapes, self.level(client.id, ctx))
+
+    def stage(self, client: Party, ctx: Context) -> Stage:
+        """Tell the loss the level, for the scalers."""
+        stage = super().stage(client, ctx)
+        stage = replace(stage, aux={**stage.aux, "level": torch.tensor(self.level(client.id, ctx))})
+        assert client.info is not None
+        if not ctx.blueprints[client.info.architecture].frozen:
+            return stage
+        shapes = self.shapes(client, ctx)  # frozen layers are never zero outside, so what follows them is held there
+        held = {name: torch.zeros_like(tensor) for name, tensor in client.tensors().items()}
+        put(held, {name: torch.ones(shapes[name]) for name in held})
+        return replace(stage, aux={**stage.aux, "held": held}, gradients=inside)
+
+    def loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
+        """Return HeteroFL's loss, with scalers that know the level."""
+        with at_level(nets["main"].module, aux["level"]):
+            return super().loss(nets, batch, aux)
+
+    def shared(self, client: Party) -> State:
+        """Return those of the client's tensors that it was sent a slice of."""
+        own = client.tensors()
+        return {name: own[name] for name in client.inbox.params[SLICE]}
+
+    def local(self, client: Party, step: Step, ctx: Context) -> Local:
+        """Do as in HeteroFL, and reply with the slice."""
+        reply = yield from super().local(client, step, ctx)
+        if reply is None or not reply.params:
+            return reply
+        part = cut(reply.params.pop("main"), self.shapes(client, ctx))
+        if step.name == STATISTICS.name:
+            put(client.tensors(), part)
+        reply.params[STATES if step.name == STATISTICS.name else SLICE] = part
+        return reply

@@ -1,0 +1,159 @@
+"""SCAFFOLD: Stochastic Controlled Averaging for Federated Learning.
+
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, ICML 2020. https://arxiv.org/abs/1910.06378
+
+Every client keeps a control variate c_k, an estimate of its own gradient; the server keeps c, the mean of all of them.
+Local steps follow g - c_k + c, which takes away the drift of clients towards their own data.
+
+Deviations:
+    Replies carry the trained weights, not their difference to the received ones: the same numbers in the mean.
+    The paper's option II reads the new c_k off the distance travelled, which is a gradient only for plain SGD. With
+    momentum, weight decay, clipping or Adam the mean of the gradients themselves is used (`option="gradient"`; equal
+    to option II for plain SGD), and option II is refused.
+    Layer by layer (clients of several depths), c has the mean over the clients that own a layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from polyfed.core.errors import InputError
+from polyfed.core.fields import NotNegative
+from polyfed.core.message import Message, State, grouped
+from polyfed.core.method import Combination, Local, Step
+from polyfed.core.party import ClientInfo, Context, Party
+from polyfed.core.settings import Training
+from polyfed.core.stage import Aux, Batch, Grads, Stage
+from polyfed.methods.fedavg import FedAvg
+from polyfed.ops.aggregate import IndexMap, extract
+
+
+@dataclass(frozen=True)
+class Scaffold(FedAvg):
+    """FedAvg with control variates.
+
+    Parameters
+    ----------
+    option
+        The new c_k: `II`, from the distance travelled; `gradient`, the mean of the gradients of the local steps; `I`,
+        the gradient of the client's loss at the received weights (a pass over its data more); `auto`, II for plain SGD
+        and `gradient` otherwise.
+    server_lr
+        Step eta_g of the server towards the mean; 1 takes the mean. The first round is then that of FedAvg exactly.
+    weighting, view, buffers, pretrain_epochs
+        As in FedAvg; the mean is uniform here. Pre-training is FedAvg's, without control variates.
+    """
+
+    name: ClassVar[str] = "scaffold"
+    paper: ClassVar[str] = "Karimireddy et al. 2020"
+    sends: ClassVar[str] = "model weights, the change of a control variate of the same size, the number of samples"
+    combines: ClassVar[Mapping[str, Combination]] = {"params/main": "mean", "data/control": "mean"}
+
+    weighting: Literal["samples", "uniform"] = "uniform"
+    option: Literal["auto", "I", "II", "gradient"] = "auto"
+    server_lr: NotNegative = 1.0
+
+    # --- server ---
+
+    def setup_server(self, server: Party, infos: Mapping[int, ClientInfo], ctx: Context) -> None:
+        """Start from c = 0, and count the owners of every tensor."""
+        super().setup_server(server, infos, ctx)
+        if self.option == "II" and not is_plain(ctx.training):
+            raise InputError(
+                f"{self.name}: option 'II' needs plain SGD (no momentum, weight decay or clipping): use 'gradient'."
+            )
+        owners: dict[str, int] = {}
+        for info in infos.values():
+            for slot in self.controlled(info, ctx).values():
+                owners[slot.key] = owners.get(slot.key, 0) + 1
+        server.memory["owners"] = owners
+        server.memory["control"] = {key: torch.zeros_like(server.state[key]) for key in owners}
+
+    def controlled(self, info: ClientInfo, ctx: Context) -> IndexMap:
+        """Return the places of a client's parameters: buffers have no gradient."""
+        blueprint = ctx.blueprints[info.architecture]
+        return {n: slot for n, slot in self.slots_of(blueprint, ctx).items() if n not in blueprint.buffers}
+
+    def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
+        """Send w and c."""
+        message = super().send(server, info, step, ctx)
+        if step.name == "main":
+            message.data |= grouped("control", extract(server.memory["control"], self.controlled(info, ctx)))
+        return message
+
+    @torch.no_grad()
+    def fuse(self, server: Party, replies: Mapping[int, Message], step: Step, ctx: Context) -> None:
+        """Take w + eta_g (mean of y_k - w), and c + 1/N sum of (c_k+ - c_k) over this round's clients."""
+        start = {key: server.state[key].clone() for key in server.memory["control"]} if self.server_lr != 1 else {}
+        super().fuse(server, replies, step, ctx)
+        for key, w in start.items():
+            server.state[key].lerp_(w, 1 - self.server_lr)
+        if start:
+            self.refresh(server, ctx)
+        control, owners = server.memory["control"], server.memory["owners"]
+        for client, reply in replies.items():
+            slots = self.controlled(ctx.infos[client], ctx)
+            for name, change in reply.group("control").items():
+                slot = slots[name]
+                held = control[slot.key] if slot.part is None else control[slot.key][slot.part]
+                held += change.to(held) / owners[slot.key]
+
+    # --- client ---
+
+    def local(self, client: Party, step: Step, ctx: Context) -> Local:
+        """Train along g - c_k + c, then renew c_k."""
+        if step.name != "main":
+            return (yield from super().local(client, step, ctx))
+        c = {name: tensor.to(ctx.device) for name, tensor in client.inbox.group("control").items()}
+        kept: State = client.memory.get("control", {})
+        mine = {name: kept[name].to(ctx.device) if kept else torch.zeros_like(tensor) for name, tensor in c.items()}
+        w = {name: client.inbox.params["main"][name].to(ctx.device) for name in c}
+        option = self.option if self.option != "auto" else "II" if is_plain(ctx.training) else "gradient"
+        looked = (yield self.looking(ctx)) if option == "I" else None
+        trained = yield Stage(
+            self.loss,
+            gradients=corrected,
+            aux={"correction": {name: c[name] - mine[name] for name in c}},
+            sum_gradients=option == "gradient",
+        )
+        y = client.tensors()
+        if option == "II":  # c_k+ = c_k - c + (w - y) / (tau · eta)
+            renewed = {n: mine[n] - c[n] + (w[n] - y[n]) / trained.rates for n in c}
+        else:
+            source = looked or trained
+            renewed = {n: source.gradients["main"][n] / source.steps for n in c}
+        client.memory["control"] = renewed
+        change = {n: renewed[n] - mine[n] for n in c}
+        reply = Message(params={"main": self.shared(client)}, meta={"samples": len(client.train)})
+        reply.data |= grouped("control", change)
+        return reply
+
+    def looking(self, ctx: Context) -> Stage:
+        """Return a pass over the data in which nothing moves: it only adds up the gradients."""
+        still = replace(ctx.training, optimizer="sgd", momentum=0.0, weight_decay=0.0, clip=None)
+        return Stage(self.still_loss, gradients=nothing, epochs=1, training=still, shuffle=False, sum_gradients=True)
+
+    def still_loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
+        """Return the loss without moving BatchNorm's statistics."""
+        return self.loss({"main": nets["main"].still()}, batch, aux)
+
+
+def nothing(grads: tuple[Grads, ...], aux: Aux) -> Grads:
+    """Return a gradient of zero."""
+    return {"main": {name: torch.zeros_like(g) for name, g in grads[0]["main"].items()}}
+
+
+def corrected(grads: tuple[Grads, ...], aux: Aux) -> Grads:
+    """Return g - c_k + c."""
+    return {"main": {name: g + aux["correction"][name] for name, g in grads[0]["main"].items()}}
+
+
+def is_plain(training: Training) -> bool:
+    """Tell whether a step is lr times the gradient and nothing else."""
+    other = training.momentum or training.weight_decay or training.clip is not None
+    return training.optimizer == "sgd" and not other

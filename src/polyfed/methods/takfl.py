@@ -1,0 +1,230 @@
+"""TAKFL: Towards Diverse Device Heterogeneous Federated Learning via Task Arithmetic Knowledge Integration.
+
+Morafah, Kungurtsev, Chang, Chen, Lin, NeurIPS 2024. https://arxiv.org/abs/2409.18461
+
+FedDF with prototypes, but each prototype's ensemble is a distillation task of its own; a student adds up the resulting
+task vectors with weights, so that the knowledge of small devices does not dilute that of large ones.
+
+    zbar_j = mean logits of prototype j's uploads,  s_p = logits of the average x_p, both fixed                  (1)
+    y: from x_p on  T² KL(zbar_j || z) + A·T_s² KL(s_p || z),  softmax at T and T_s;  tau_pj = y - x_p            (2)
+    x_p <- x_p + sum_j lambda_pj tau_pj                                                                          (3)
+
+Deviations:
+    The paper tunes lambda on validation data, which the server has only with `select_on` (see FedDF): by default
+    lambda is fixed and uniform.
+    A prototype without uploads this round is no teacher, and the others' weights grow so that their sum stays; it is
+    still a student.
+    The released split of validation data is not copied: it calls an attribute that does not exist, and swaps its parts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polyfed.core.errors import InputError
+from polyfed.core.fields import AtLeastOne, Count, NotNegative, Positive
+from polyfed.core.message import Message, State
+from polyfed.core.party import ClientInfo, Context, Party, fill, load_state, state_of
+from polyfed.core.passes import count_right, logits_of
+from polyfed.core.samples import Samples
+from polyfed.core.settings import Training
+from polyfed.core.stage import Aux, Batch, Stage
+from polyfed.core.uploads import ready_network, uploaded_logits
+from polyfed.core.views import largest_first
+from polyfed.methods.feddf import FedDF
+from polyfed.ops.aggregate import plain_mean
+from polyfed.ops.distance import kl_divergence
+
+LEARNING = Training(epochs=5, batch_size=64, optimizer="adamw", lr=0.05)  # of learned weights
+
+
+@dataclass(frozen=True)
+class TAKFL(FedDF):
+    """FedDF with a task vector for each prototype.
+
+    Parameters
+    ----------
+    merge
+        Where lambda comes from: `fixed`; `heuristic`: the best of drawn candidates, in which larger prototypes weigh
+        more, on the data of `select_on`; `learned`: trained there.
+    lam
+        Fixed lambda from the smallest to the largest of M prototypes: M numbers for all students, or M² row by row
+        (None: 1/M each). All 0 is FedAvg by architecture exactly.
+    candidates
+        Draws for each of three degrees of inequality.
+    temperature, self_temperature, self_weight
+        T, T_s and A of Eq. (2); with one prototype, A = 0 and lambda 1 this is FedDF.
+    distill_epochs, distill_lr, distill_weight_decay, distill_clip, distill_cosine, distill_steps
+        As in FedDF, with the paper's values: five epochs of Adam at a small rate. Every student learns M tasks.
+    check_every, patience
+        Not used: `select_on` is for lambda and `drop_worst` here.
+    """
+
+    name: ClassVar[str] = "takfl"
+    paper: ClassVar[str] = "Morafah et al. 2024"
+
+    temperature: Positive = 3.0
+    distill_steps: Count | None = None
+    distill_epochs: Count = 5
+    distill_lr: Positive = 1e-5
+    distill_weight_decay: NotNegative = 5e-5
+    distill_clip: Positive | None = None
+    distill_cosine: bool = False
+    self_temperature: Positive = 20.0
+    self_weight: NotNegative = 0.01
+    merge: Literal["fixed", "heuristic", "learned"] = "fixed"
+    lam: tuple[float, ...] | None = None
+    candidates: AtLeastOne = 15
+
+    def check(self) -> None:
+        """Refuse tuned weights without data to tune them on."""
+        super().check()
+        if self.merge != "fixed" and self.select_on == "none":
+            raise InputError(f"{self.name}: merge='{self.merge}' needs labelled data at the server: set select_on.")
+
+    def setup_server(self, server: Party, infos: Mapping[int, ClientInfo], ctx: Context) -> None:
+        """Check the number of fixed weights."""
+        super().setup_server(server, infos, ctx)
+        prototypes = len(ctx.blueprints)
+        if self.lam is not None and len(self.lam) not in (prototypes, prototypes**2):
+            raise InputError(
+                f"{self.name}: lam has {len(self.lam)} numbers, but there are {prototypes} architectures: give one for "
+                f"each of them, smallest first, or {prototypes**2} row by row."
+            )
+
+    def refine(self, server: Party, replies: Mapping[int, Message], ctx: Context) -> None:
+        """Learn every prototype's task on its own, Eq. (2), and add the task vectors up, Eq. (3)."""
+        if not self.distills:
+            return
+        data, validation = self.split(server, ctx)
+        prototypes = [blueprint.name for blueprint in reversed(largest_first(ctx.blueprints))]
+        ensembles = self.ensembles(replies, prototypes, data, ctx)
+        weights = {}
+        for place, student in enumerate(prototypes):
+            held = self.held(server, ctx.blueprints[student], ctx)
+            start = {name: tensor.clone() for name, tensor in held.items()}
+            own = logits_of(ready_network(student, start, data, ctx), data)
+            tasks = [self.task(start, student, teacher, ensembles[teacher], own, data, ctx) for teacher in ensembles]
+            if self.merge == "fixed" or validation is None:
+                row = self.row(place, prototypes, list(ensembles))
+            else:
+                tuned = self.best_row if self.merge == "heuristic" else self.learned_row
+                row = tuned(student, start, tasks, data, validation, ctx)
+            fill(held, merged(start, tasks, row))
+            weights[student] = dict(zip(ensembles, row, strict=True))
+        ctx.log("distillation", {"weights": weights, "selected_on": self.select_on})
+        self.refresh(server, ctx)
+
+    def ensembles(
+        self, replies: Mapping[int, Message], prototypes: Sequence[str], data: Samples, ctx: Context
+    ) -> dict[str, Tensor]:
+        """Return zbar_j, Eq. (1), of the prototypes that have uploads this round, smallest first."""
+        found = {}
+        for name in prototypes:
+            members = {c: reply for c, reply in replies.items() if ctx.infos[c].architecture == name}
+            if members:
+                found[name] = plain_mean(uploaded_logits(members, data, ctx))
+        return found
+
+    def task(
+        self, start: State, student: str, teacher: str, targets: Tensor, own: Tensor, data: Samples, ctx: Context
+    ) -> State:
+        """Return tau_pj, Eq. (2)."""
+        model = ctx.replica(student)
+        load_state(model, start)
+        name = f"distill/{student}" + ("" if teacher == student else f"/{teacher}")  # the own task in FedDF's order
+        self.distill_into(model, data, {"target": targets, "own": own}, ctx, name, loss=self.task_loss)
+        moved = state_of(model)
+        return {key: moved[key].to(tensor) - tensor for key, tensor in start.items()}
+
+    def task_loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
+        """Return T² KL(zbar_j || z) + A·T_s² KL(s_p || z), Eq. (2)."""
+        logits = nets["main"](batch.x)
+        loss = self.temperature**2 * kl_divergence(logits, batch["target"], self.temperature)
+        stay = self.self_temperature**2 * kl_divergence(logits, batch["own"], self.self_temperature)
+        return loss + self.self_weight * stay
+
+    # --- the weights lambda ---
+
+    def row(self, place: int, prototypes: Sequence[str], teachers: Sequence[str]) -> list[float]:
+        """Return the fixed weights of a student's tasks; those of absent teachers go to the others in proportion."""
+        lam = self.lam or (1 / len(prototypes),) * len(prototypes)
+        mine = lam if len(lam) == len(prototypes) else lam[place * len(prototypes) : (place + 1) * len(prototypes)]
+        present = [weight for name, weight in zip(prototypes, mine, strict=True) if name in teachers]
+        if len(present) == len(mine):
+            return present
+        total = sum(present)
+        return [weight * sum(mine) / total if total else 0.0 for weight in present]
+
+    def best_row(
+        self, student: str, start: State, tasks: Sequence[State], data: Samples, validation: Samples, ctx: Context
+    ) -> list[float]:
+        """Return the best candidate on validation data; the first of equals, which is the uniform one."""
+        rows = candidate_rows(len(tasks), self.candidates, ctx.rng(f"candidates/{student}"))
+        networks = (ready_network(student, merged(start, tasks, row), data, ctx) for row in rows)
+        scores = [count_right(network, validation) for network in networks]
+        return rows[scores.index(max(scores))]
+
+    def learned_row(
+        self, student: str, start: State, tasks: Sequence[State], data: Samples, validation: Samples, ctx: Context
+    ) -> list[float]:
+        """Return softmax weights that were trained, with one scale of the logits, on validation data."""
+        weights = Weights(len(tasks)).to(ctx.device)
+        stage = Stage(
+            merge_loss,
+            {"weights": None},
+            data=validation,
+            aux={"start": start, "tasks": {name: torch.stack([task[name] for task in tasks]) for name in start}},
+            training=replace(LEARNING, batch_size=min(LEARNING.batch_size, len(validation))),
+        )
+        ctx.run(stage, {"main": ready_network(student, start, data, ctx), "weights": weights}, f"merge/{student}")
+        row: list[float] = weights.logits.detach().softmax(0).tolist()
+        return row
+
+
+class Weights(nn.Module):
+    """Weights of the tasks before their softmax, and a scale of the merged network's logits."""
+
+    def __init__(self, tasks: int) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.zeros(tasks))
+        self.scale = nn.Parameter(torch.ones(()))
+
+
+def merge_loss(nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
+    """Return the cross-entropy of the merged network, Eq. (3)."""
+    weights = nets["weights"].parameters()
+    row = weights["logits"].softmax(0)
+    state = {name: tensor + torch.tensordot(row, aux["tasks"][name], 1) for name, tensor in aux["start"].items()}
+    return F.cross_entropy(weights["scale"] * nets["main"].replaced(state).eval()(batch.x), batch.y)
+
+
+def merged(start: State, tasks: Sequence[State], row: Sequence[float]) -> State:
+    """Return x_p + sum_j lambda_pj tau_pj, Eq. (3)."""
+    state = {name: tensor.clone() for name, tensor in start.items()}
+    for task, weight in zip(tasks, row, strict=True):
+        for name, tensor in state.items():
+            tensor.add_(task[name], alpha=weight)
+    for name, tensor in state.items():
+        if name.endswith("running_var"):
+            tensor.clamp_min_(0)  # weights may be of any sign
+    return state
+
+
+def candidate_rows(tasks: int, draws: int, rng: torch.Generator) -> list[list[float]]:
+    """Return the uniform weights, and draws of Beta(1, 100)^e for e = 1, 5, 10, ascending and normalized."""
+    rows = [[1 / tasks] * tasks]
+    for power in (1, 5, 10):
+        for _ in range(draws):
+            uniform = torch.rand(tasks, generator=rng, dtype=torch.float64)
+            beta = -torch.expm1(torch.log1p(-uniform) / 100)  # the inverse of 1 - (1 - b)^100
+            weight = (power * (beta.log() - beta.log().max())).exp().sort().values
+            rows.append((weight / math.fsum(weight.tolist())).tolist())
+    return rows

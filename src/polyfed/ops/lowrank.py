@@ -1,0 +1,66 @@
+"""States in few numbers: every matrix by its largest singular values and their vectors, vectors as they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+Factors = tuple[Tensor, Tensor, Tensor]  # U [m, r], s [r], V [r, n]
+
+
+@torch.no_grad()
+def compress(matrix: Tensor, energy: float) -> Factors:
+    """Return the first r singular values and vectors of `[m, n]`, with the least r that keeps a share of the energy.
+
+    The energy is the sum of squared singular values; all of it (1) loses nothing but rounding. A matrix of zeros has
+    rank 0.
+    """
+    u, s, v = torch.linalg.svd(matrix.double(), full_matrices=False)
+    kept = s.square().cumsum(0)
+    rank = 0 if kept[-1] == 0 else int((kept < energy * kept[-1]).sum()) + 1
+    return u[:, :rank].to(matrix.dtype), s[:rank].to(matrix.dtype), v[:rank].to(matrix.dtype)
+
+
+def expand(factors: Factors) -> Tensor:
+    """Return U diag(s) V."""
+    u, s, v = factors
+    return (u * s) @ v
+
+
+@torch.no_grad()
+def pack(state: Mapping[str, Tensor], energy: float) -> tuple[Tensor, Tensor]:
+    """Return a state as one row of numbers, by ascending name, and the rank of each of its matrices.
+
+    A tensor of more than one axis is a matrix with its first axis as rows and takes `r(m + n + 1)` numbers.
+    """
+    values, ranks = [], []
+    for _, tensor in sorted(state.items()):  # a checkpoint may have changed their order
+        if tensor.dim() < 2:
+            values.append(tensor.flatten())
+            continue
+        factors = compress(tensor.flatten(1), energy)
+        values.extend(factor.flatten() for factor in factors)
+        ranks.append(len(factors[1]))
+    return torch.cat(values), torch.tensor(ranks, dtype=torch.int16)
+
+
+@torch.no_grad()
+def unpack(values: Tensor, ranks: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the state that was packed: names and shapes are those of `like`."""
+    state, left, place = {}, iter(ranks.tolist()), 0
+
+    def take(*shape: int) -> Tensor:
+        nonlocal place
+        place += math.prod(shape)
+        return values[place - math.prod(shape) : place].view(shape)
+
+    for name, tensor in sorted(like.items()):
+        if tensor.dim() < 2:
+            state[name] = take(*tensor.shape)
+        else:
+            rows, columns, rank = len(tensor), tensor[0].numel(), next(left)
+            state[name] = expand((take(rows, rank), take(rank), take(rank, columns))).view(tensor.shape)
+    return state

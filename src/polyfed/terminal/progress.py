@@ -1,0 +1,129 @@
+"""How far a run is and how long it will take; one plain line a round where the output is not a terminal."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+from polyfed.terminal.tables import amount, percent, say
+
+
+def duration(seconds: float) -> str:
+    """Return a time for people: 45 s, 3 min 20 s, 2 h 05 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+class RemainingTime:
+    """The rounds of a run and the time until its end, from the speed that rich measures."""
+
+    def __init__(self, rounds: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.rounds = rounds
+        self.done = 0
+        self.clock = clock
+        self.last = clock()
+        # Rounds may take hours: all of them count, not those of rich's last 30 seconds.
+        self.progress = Progress(get_time=clock, speed_estimate_period=math.inf)
+        # Without a total: a resumed run begins late, and only the rounds that it does itself tell its speed.
+        self.task = self.progress.add_task("rounds", total=None)
+        self.progress.advance(self.task, 0)  # a speed needs two moments: the start is the first
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Take in the line of a finished round."""
+        self.last = self.clock()
+        self.done = line["round"]
+        self.progress.advance(self.task, int(line["phase"] == "round"))
+
+    def spent(self) -> float:
+        """Return the seconds since the start."""
+        return self.progress.tasks[0].elapsed or 0.0
+
+    def left(self) -> float | None:
+        """Return the seconds until the end (None: not known yet)."""
+        speed = self.progress.tasks[0].speed
+        return max(0.0, (self.rounds - self.done) / speed - (self.clock() - self.last)) if speed else None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run stands among several: the how-manieth of how many, and the seconds that those after it will take."""
+
+    number: int
+    total: int
+    after: float | None  # None: not known yet
+    what: str = ""  # what tells it from the others of its method: the values that it tries
+
+    def words(self, left: float | None) -> str:
+        """Return how long all of them will take, from what is left of this one (empty: not known yet)."""
+        return "" if left is None or self.after is None else f"{duration(left + self.after)} for all"
+
+
+class Ahead:
+    """How long the rest of several runs will take: as long as earlier runs of the same name, or of any name, took."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
+        self.number = 0
+        self.seconds: dict[str, list[float]] = {}
+
+    def next(self) -> Place:
+        """Begin the next run."""
+        self.number += 1
+        every = [seconds for some in self.seconds.values() for seconds in some]
+        rest = self.names[self.number :]
+        left = sum(fmean(self.seconds.get(name, every)) for name in rest) if every else None
+        return Place(self.number, len(self.names), left if rest else 0.0)
+
+    def took(self, name: str, seconds: float) -> None:
+        """Take in how long a run took."""
+        self.seconds.setdefault(name, []).append(seconds)
+
+
+class PlainProgress:
+    """An observer of a run that prints one line a round: accuracy, bytes, time left."""
+
+    def __init__(self, console: Console, rounds: int, label: str, place: Place | None = None) -> None:
+        self.console = console
+        self.label = label
+        self.place = place
+        self.time = RemainingTime(rounds)
+
+    def __call__(self, line: dict[str, Any]) -> None:
+        """Print the line of a finished round."""
+        self.time.add(line)
+        where = f"round {line['round']:>3}/{self.time.rounds}" if line["phase"] == "round" else f"{line['phase']:<9}"
+        parts = [f"{self.label:<12}", where]
+        if self.place is not None:
+            width = len(str(self.place.total))
+            parts.insert(0, f"[{self.place.number:>{width}}/{self.place.total}]")
+        if "accuracy" in line:
+            accuracy = line["accuracy"]
+            score = accuracy.get("score", "accuracy")
+            parts.append(f"{score} {percent(accuracy['mean']):>5} %  worst {percent(accuracy['worst']):>5} %")
+            if accuracy.get("global") is not None:
+                parts.append(f"global {percent(accuracy['global']):>5} %")
+            if "personal" in accuracy:
+                parts.append(f"own {percent(accuracy['personal']['mean']):>5} %")
+        elif "loss" in line:
+            parts.append(f"loss {line['loss']:.3f}")
+        parts.append(f"up {amount(line['bytes_up'])}  down {amount(line['bytes_down'])}")
+        if "stopped" in line:
+            parts.append(f"stopped: best on validation data was round {line['stopped']['best_round']}")
+        if line.get("missing"):
+            parts.append(f"missing {len(line['missing'])}")
+        left = self.time.left()
+        parts.append(f"{duration(left)} left" if left else f"{self.time.spent():.1f} s")
+        if self.place is not None and (words := self.place.words(left)):
+            parts.append(words)
+        say(self.console, "  ".join(parts))

@@ -1,0 +1,301 @@
+"""The checks of the contract: each takes a `Setting` and raises an `AssertionError` that says what does not hold."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from polyfed import methods
+from polyfed.api import resume
+from polyfed.core.checkpoint import pack_tree, unpack_tree
+from polyfed.core.federation import Federation
+from polyfed.core.message import Message
+from polyfed.core.places import kind_of
+from polyfed.core.robust import fits
+from polyfed.core.trust import Rule
+from polyfed.engines.inprocess import InProcess
+from polyfed.testing.setting import Setting, digits, unequal
+from polyfed.testing.watch import (
+    are_equal,
+    double_precision,
+    everybody_moved,
+    same_lines,
+    same_states,
+    states,
+    timeless,
+    watching,
+)
+
+TOLERANCE = 1e-7  # of a stacked run in float64: BatchNorm over few values turns 1e-16 into 1e-9
+
+
+class NotApplicable(Exception):
+    """A check says nothing about this method; the text says why."""
+
+
+def same_seed_same_run(setting: Setting) -> None:
+    """The same seed gives the same run, bit for bit."""
+    first, second = setting.plain, setting.run()
+    same_lines(first, second)
+    same_states(states(first), states(second))
+    assert first.server is not None and second.server is not None
+    assert pack_tree(first.server.memory) == pack_tree(second.server.memory), "the server remembers something else"
+
+
+def another_seed_another_run(setting: Setting) -> None:
+    """Another seed gives another start and another run."""
+    started, starts = Federation.run, []
+
+    def noted(self: Federation, resume: bool = False) -> Any:
+        starts.append({name: blueprint.initial for name, blueprint in self.ctx.blueprints.items()})
+        return started(self, resume)
+
+    with patch.object(Federation, "run", noted):
+        one, other = setting.run(), setting.run(seed=1)
+    assert timeless(one.history) != timeless(other.history), "two seeds gave the same history"
+    assert starts[0], "there are no networks"
+    for name, initial in starts[0].items():
+        assert not are_equal({0: initial}, {0: starts[1][name]}), f"{name} starts from the same weights"
+
+
+def losses_are_finite_and_training_moves(setting: Setting) -> None:
+    """Every loss is finite, and training moves every client."""
+    with watching() as moved:
+        # A small rate: BatchNorm over two samples of one pixel can throw a loss far off.
+        result = setting.run(lr=0.01)
+    losses = [line["loss"] for line in result.history if "loss" in line]
+    assert losses and all(0 < loss < 100 for loss in losses), f"the losses are {losses}"
+    everybody_moved(moved, result)
+
+
+def client_order_does_not_matter(setting: Setting) -> None:
+    """Clients may answer in any order."""
+    expected = setting.plain
+    exchange, turned = InProcess.exchange, []
+
+    def backwards(self: InProcess, step: Any, messages: Any, ctx: Any) -> Any:
+        replies = exchange(self, step, dict(reversed(messages.items())), ctx)
+        replies.messages = dict(reversed(replies.messages.items()))
+        turned.append(len(replies.messages) > 1)
+        return replies
+
+    with patch.object(InProcess, "exchange", backwards):
+        found = setting.run()
+    assert turned and all(turned), "there was nothing to turn round"
+    same_lines(found, expected)
+    same_states(states(found), states(expected))
+
+
+def unselected_clients_are_untouched(setting: Setting) -> None:
+    """Clients that do not take part in a round stay as they are."""
+    if setting.method.pools_data:
+        raise NotApplicable("all data is in one place")
+    if "all" in {step.who for step in setting.method.plan().round}:
+        raise NotApplicable("every client takes part in one of its steps")
+    phase, untouched = Federation._phase, []
+
+    def held(federation: Federation, client: int) -> bytes:
+        """Return what a client has: in its record, or the common start if it was never active."""
+        backend: Any = federation.backend
+        party = backend.store.open(client, federation.ctx, scratch=True)
+        assert party.states["main"]
+        return pack_tree({"models": party.states, "memory": party.memory})
+
+    def watched(self: Federation, name: str, number: int, steps: Any, evaluate: bool) -> None:
+        before = {client: held(self, client) for client in self.backend.infos}
+        phase(self, name, number, steps, evaluate)
+        if name == "round":
+            for client in before.keys() - set(self.history[-1]["participants"]):
+                assert held(self, client) == before[client], f"client {client} changed in round {number}"
+                untouched.append((number, client))
+
+    with patch.object(Federation, "_phase", watched):
+        result = setting.run(rounds=3, participation=0.5)
+    rounds = [line for line in result.history if line["phase"] == "round"]
+    assert all(len(line["participants"]) == 2 for line in rounds)
+    assert len(untouched) == 2 * len(rounds)  # the other two of four, also where there is one round only
+
+
+def bytes_are_those_of_the_messages(setting: Setting) -> None:
+    """Counted bytes are those of the messages as they are written, in both directions."""
+    sent: dict[str, dict[int, int]] = {"up": {}, "down": {}}
+    wire = {"up": 0, "down": 0}
+    exchange = InProcess.exchange
+
+    def count(self: InProcess, step: Any, messages: Any, ctx: Any) -> Any:
+        replies = exchange(self, step, messages, ctx)
+        for direction, group in (("down", messages), ("up", replies.messages)):
+            if getattr(step, direction):
+                for client, message in group.items():
+                    blob = message.to_bytes()
+                    again = Message.from_bytes(blob)
+                    assert dict(again.tensors()).keys() == dict(message.tensors()).keys()
+                    sent[direction][client] = sent[direction].get(client, 0) + again.nbytes()
+                    wire[direction] += len(blob)
+        return replies
+
+    with patch.object(InProcess, "exchange", count):
+        result = setting.run()
+    assert any(sent["up"].values()) == setting.talks, f"`sends` says: {setting.method.sends}"
+    assert result.cost.bytes == sent and result.cost.wire == wire, "the meter has other figures"
+    for direction in ("up", "down"):
+        total = sum(sent[direction].values())
+        assert result.cost.total(direction) == sum(line[f"bytes_{direction}"] for line in result.history) == total
+        assert sum(size for name, size in result.cost.kinds.items() if f"/{direction}/" in name) == total
+
+
+def only_declared_models_travel_and_no_inputs(setting: Setting) -> None:
+    """Only models that `shares` names travel, and no input is among what a client tells."""
+    shares = type(setting.method).shares
+    exchange, looked = InProcess.exchange, []
+
+    def look(self: InProcess, step: Any, messages: Any, ctx: Any) -> Any:
+        replies = exchange(self, step, messages, ctx)
+        for client, reply in replies.messages.items():
+            assert set(reply.params) <= shares, f"{set(reply.params)} travel, `shares` has {set(shares)}"
+            assert messages[client].params.keys() & self.store.states(client).keys() <= shares
+            own = self.store.data[client].train
+            assert own is not None
+            private = torch.cat([own.inputs(), own.x[own.rows()]]).flatten(1)  # as networks see them, and as they are
+            for name, tensor in reply.tensors():
+                looked.append(name)
+                if tensor.numel() % private.shape[1] == 0:
+                    rows = tensor.reshape(-1, 1, private.shape[1])
+                    assert not (rows == private).all(dim=2).any(), f"{name} holds inputs of client {client}"
+                said = not setting.method.combines or kind_of(name) in setting.method.combines
+                assert said or not tensor.is_floating_point(), f"`combines` does not say how {name} is combined"
+        return replies
+
+    with patch.object(InProcess, "exchange", look):
+        setting.run()
+    assert bool(looked) == setting.talks, f"`sends` says: {setting.method.sends}"
+
+
+def rules_against_bad_senders_slot_in(setting: Setting) -> None:
+    """A rule that the method can be used with (`combines`) runs to the end, and others are refused."""
+    rule = next((name for name in ("median", "norm") if fits(Rule(name), setting.method)), None)
+    if rule is None:
+        raise NotApplicable("its replies are not combined")
+    result = setting.run(rounds=1, robust=rule)
+    assert "missing" not in result.history[-1], f"under {rule}: {result.history[-1]['missing']}"
+    assert all(math.isfinite(value) for value in result.accuracy()["per_client"])
+
+
+def resume_gives_the_same_run(setting: Setting) -> None:
+    """A run that is stopped after any round and resumed is the uninterrupted one."""
+    with tempfile.TemporaryDirectory() as folder:
+        _stop_and_resume(setting, Path(folder))
+
+
+def _stop_and_resume(setting: Setting, folder: Path) -> None:
+    data = digits(setting.public)
+    named = methods.is_importable(type(setting.method)) and all(isinstance(model, str) for model in setting.models)
+    whole = setting.run(rounds=3, data=data, out=folder / "whole")
+    moments = [(line["round"], line["phase"]) for line in whole.history]
+    assert moments
+    for place, moment in enumerate(moments[:3]):
+        out = folder / f"stopped-{place}"
+
+        class Stopped(Exception):
+            pass
+
+        def stop_here(line: Any, moment: Any = moment, error: type[Exception] = Stopped) -> None:
+            if (line["round"], line["phase"]) == moment:
+                raise error
+
+        try:
+            setting.run(rounds=3, data=data, out=out, observers=[stop_here])
+        except Stopped:
+            pass
+        else:
+            raise AssertionError(f"the run did not come to {moment}")
+        later: list[Any] = []
+        again = (
+            resume(out, observers=[later.append])
+            if named
+            else setting.run(rounds=3, data=data, out=out, resume=True, observers=[later.append])
+        )
+        assert [(line["round"], line["phase"]) for line in later] == moments[place + 1 :]
+        for file in ("history.jsonl", "result.json"):
+            assert _file(out / file) == _file(folder / "whole" / file), f"{file} differs, stopped at {moment}"
+        networks = sorted(file.name for file in (folder / "whole" / "models").iterdir())
+        assert networks and networks == sorted(file.name for file in (out / "models").iterdir())
+        for name in networks:
+            same = (out / "models" / name).read_bytes() == (folder / "whole" / "models" / name).read_bytes()
+            assert same, f"{name} differs, stopped at {moment}"
+        for kept in ("state", "memory"):
+            assert _stored(getattr(again.server, kept)) == _stored(getattr(whole.server, kept)), (moment, kept)
+
+
+def one_sample_and_one_class_take_part(setting: Setting) -> None:
+    """A client with one sample and a client with one class take part."""
+    with watching() as moved:
+        result = setting.run(data=unequal((1, 6, 20), 1, setting.public))
+    accuracy = result.accuracy()
+    assert len(accuracy["per_client"]) == 3 and all(0 <= value <= 1 for value in accuracy["per_client"])
+    everybody_moved(moved, result)
+
+
+def switched_off_it_is_its_base_method(setting: Setting) -> None:
+    """Switched off it is its base method exactly, and switched on it is not."""
+    if setting.limit is None:
+        raise NotApplicable("no limit case is given")
+    off, base = (states(setting.run(method=method)) for method in setting.limit)
+    clients = off.keys() & base.keys()  # not every method has a network at the server
+    assert len(clients) >= 4
+    same_states({party: off[party] for party in clients}, {party: base[party] for party in clients})
+    on = states(setting.plain)
+    assert not any(are_equal({c: on[c]}, {c: base[c]}) for c in range(4)), "switched on it changes nothing"
+
+
+def workers_do_not_matter(setting: Setting) -> None:
+    """Any number of workers gives the same bits."""
+    alone, together = setting.run(engine="sequential"), setting.run(engine="threads", workers=3)
+    same_lines(together, alone)
+    same_states(states(together), states(alone))
+
+
+def stacks_give_the_same_numbers(setting: Setting) -> None:
+    """The engine `batched` gives the same numbers up to rounding."""
+    with double_precision():
+        alone = states(setting.run(rounds=1, engine="sequential"))
+        together = states(setting.run(rounds=1, engine="batched", workers=2))
+    for party, state in alone.items():
+        for name, tensor in state.items():
+            if tensor.is_floating_point():
+                apart = float((tensor - together[party][name]).abs().max()) if tensor.numel() else 0.0
+                assert apart < TOLERANCE, f"{name} of {party} differs by {apart:.1e}"
+
+
+CHECKS: tuple[Callable[[Setting], None], ...] = (
+    same_seed_same_run,
+    another_seed_another_run,
+    losses_are_finite_and_training_moves,
+    client_order_does_not_matter,
+    unselected_clients_are_untouched,
+    bytes_are_those_of_the_messages,
+    only_declared_models_travel_and_no_inputs,
+    rules_against_bad_senders_slot_in,
+    resume_gives_the_same_run,
+    one_sample_and_one_class_take_part,
+    switched_off_it_is_its_base_method,
+    workers_do_not_matter,
+    stacks_give_the_same_numbers,
+)
+
+
+def _stored(tree: Any) -> bytes:
+    """Return a tree as a checkpoint keeps it: with sorted keys."""
+    return pack_tree(unpack_tree(pack_tree(tree), "tree"))
+
+
+def _file(path: Path) -> Any:
+    lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+    return [timeless(json.loads(line)) for line in lines]

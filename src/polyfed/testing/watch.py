@@ -1,0 +1,93 @@
+"""Comparing finished runs, and looking at what happens in one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from polyfed.core.message import State
+from polyfed.core.samples import Scaling
+from polyfed.engines.inprocess import InProcess
+from polyfed.result import Result
+
+States = dict[Any, State]
+
+
+def states(result: Result) -> States:
+    """Return all networks that a run ends with: the clients', and the server's where it has one."""
+    found: States = {client: dict(result.models[client].state_dict()) for client in result.models}
+    return found if result.server_model is None else {**found, "server": dict(result.server_model.state_dict())}
+
+
+def same_states(a: States, b: States) -> None:
+    """Assert that networks are equal, bit for bit."""
+    assert a and a.keys() == b.keys(), "other parties"
+    for party in a:
+        assert a[party] and a[party].keys() == b[party].keys(), f"other tensors at {party}"
+        for name in a[party]:
+            assert torch.equal(a[party][name], b[party][name]), f"{name} of {party} differs"
+
+
+def are_equal(a: States, b: States) -> bool:
+    """Tell whether networks are equal, bit for bit."""
+    return all(torch.equal(a[party][name], b[party][name]) for party in a for name in a[party])
+
+
+def same_lines(a: Result, b: Result) -> None:
+    """Assert that two histories are equal but for the time that things took."""
+    assert timeless(a.history) == timeless(b.history), "the histories differ"
+
+
+def timeless(tree: Any) -> Any:
+    """Return a tree without what differs from run to run: seconds and memory."""
+    if isinstance(tree, Mapping):
+        return {k: timeless(v) for k, v in tree.items() if k not in ("seconds", "peak_memory", "checksum")}
+    return [timeless(item) for item in tree] if isinstance(tree, list) else tree
+
+
+@contextmanager
+def watching() -> Iterator[list[tuple[int, bool]]]:
+    """List `(client, whether its tensors moved)` for every exchange in which somebody trained.
+
+    A client that takes part starts from what it has and what it is sent; a loss says that there was training.
+    """
+    exchange, found = InProcess.exchange, []
+
+    def watched(self: InProcess, step: Any, messages: Any, ctx: Any) -> Any:
+        self.store.prepare(messages, ctx)
+        starts = {}
+        for client, message in messages.items():
+            own = copy.deepcopy(self.store.states(client))
+            starts[client] = {model: {**state, **message.params.get(model, {})} for model, state in own.items()}
+        replies = exchange(self, step, messages, ctx)
+        if any(replies.losses.values()):
+            assert replies.losses.keys() == messages.keys()
+            for client, start in starts.items():
+                found.append((client, not are_equal(start, self.store.states(client))))
+        return replies
+
+    with patch.object(InProcess, "exchange", watched):
+        yield found
+
+
+def everybody_moved(moved: Sequence[tuple[int, bool]], result: Result) -> None:
+    """Assert that every client trained, and moved each time."""
+    assert {client for client, _ in moved} == set(result.models), "somebody never trained"
+    assert all(did for _, did in moved), f"nothing moved at {[client for client, did in moved if not did]}"
+
+
+@contextmanager
+def double_precision() -> Iterator[None]:
+    """Compute in float64, where stacked and single differ by rounding that no step makes visible."""
+    apply = Scaling.apply
+    torch.set_default_dtype(torch.float64)
+    try:
+        with patch.object(Scaling, "apply", lambda self, x: apply(self, x).to(torch.get_default_dtype())):
+            yield
+    finally:
+        torch.set_default_dtype(torch.float32)

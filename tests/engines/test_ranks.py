@@ -1,0 +1,141 @@
+"""Clients spread over processes of torch's launcher give the results of one process, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.engines.on_ranks import figures
+
+from polyfed.core.message import Message
+from polyfed.core.party import ClientInfo
+from polyfed.engines.ranks import owners, packed, unpacked
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+LAUNCHER = [sys.executable, "-m", "torch.distributed.run"]
+FEW = ["fedavg-mlp", "fedproto-cnnxmlp"]
+MANY = [*FEW, "fedmd-cnnxmlp", "heterofl-cnn", "scaffold-mlp", "ams-mlp", "fedrolex-cnn"]
+
+
+def launch(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(ROOT), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **variables}
+    return subprocess.run(
+        [*LAUNCHER, *words], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
+
+
+def on_ranks(number: int, cases: list[str], folder: Path) -> dict[str, Any]:
+    file = folder / f"figures-{number}.json"
+    done = launch("--standalone", "--nproc-per-node", str(number), str(HERE / "on_ranks.py"), str(file), *cases)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(file.read_text())
+
+
+def test_two_ranks_give_the_results_of_one_process(tmp_path: Path) -> None:
+    assert on_ranks(2, FEW, tmp_path) == {name: figures(name) for name in FEW}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [2, 4])
+def test_any_number_of_ranks_gives_the_results_of_one_process(number: int, tmp_path: Path) -> None:
+    assert on_ranks(number, MANY, tmp_path) == {name: figures(name) for name in MANY}
+
+
+RUN = ["--method", "tests.engines.dying:Dying", "--clients", "5", "--rounds", "5", "--models", "mlp:1x8"]
+RUN += ["--limit", "200", "--set", "checkpoint_seconds=0", "--quiet"]
+
+
+def history(out: Path) -> list[dict[str, Any]]:
+    lines = map(json.loads, (out / "history.jsonl").read_text().splitlines())
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def command(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), **variables}
+    words = (sys.executable, "-m", "polyfed", *words)
+    return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False)
+
+
+@pytest.mark.long
+def test_a_rank_that_dies_ends_the_run_with_a_sentence_and_other_numbers_of_ranks_go_on(tmp_path: Path) -> None:
+    assert command("run", *RUN, "--out", str(tmp_path / "whole")).returncode == 0
+    broken = tmp_path / "broken"
+    died = launch(
+        *["--standalone", "--nproc-per-node", "2", "-m", "polyfed", "run", *RUN, "--out", str(broken)],
+        ONCE=str(tmp_path / "once"),
+    )
+    assert died.returncode != 0 and (tmp_path / "once").exists()
+    said = re.sub(r"\s+", " ", died.stderr)
+    assert "Error: Rank 1 of this run is gone" in said and "polyfed resume" in said
+    assert len(history(broken)) == 2
+    gone_on = launch("--standalone", "--nproc-per-node", "3", "-m", "polyfed", "resume", str(broken), "--quiet")
+    assert gone_on.returncode == 0, gone_on.stderr[-3000:]
+    assert history(broken) == history(tmp_path / "whole")
+    assert (broken / "report.html").is_file()
+
+
+@pytest.mark.long
+def test_the_launcher_starts_a_broken_run_again_by_itself(tmp_path: Path) -> None:
+    assert command("run", *RUN, "--out", str(tmp_path / "whole")).returncode == 0
+    again = tmp_path / "again"
+    words = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "-m", "polyfed", "run"]
+    done = launch(*words, *RUN, "--out", str(again), ONCE=str(tmp_path / "once"))
+    assert done.returncode == 0 and (tmp_path / "once").exists(), done.stderr[-3000:]
+    assert history(again) == history(tmp_path / "whole")
+
+
+@pytest.mark.long
+def test_two_machines(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    file = tmp_path / "figures.json"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "OMP_NUM_THREADS": "1"}
+    words = [*LAUNCHER, "--nnodes", "2", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-id", "test"]
+    words += ["--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1"]
+    words += [str(HERE / "on_ranks.py"), str(file), *FEW]
+    nodes = [subprocess.Popen(words, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    for node in nodes:
+        _, said = node.communicate(timeout=280)
+        assert node.returncode == 0, said[-3000:]
+    assert json.loads(file.read_text()) == {name: figures(name) for name in FEW}
+
+
+def test_only_one_run_is_divided() -> None:
+    variables = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2", "RANK": "0"}
+    refused = command("compare", "--methods", "fedavg", **variables)
+    assert refused.returncode == 2 and "torchrun divides the clients of one run" in re.sub(r"\s+", " ", refused.stderr)
+    assert command("compare", "--methods", "fedavg", **{**variables, "RANK": "1"}).stderr == ""  # said once
+
+
+def test_clients_go_to_the_rank_with_the_least_work() -> None:
+    infos = {i: ClientInfo(i, samples, "a", 10) for i, samples in enumerate([50, 10, 30, 20])}
+    assert owners(infos, 2) == {0: 0, 1: 0, 2: 1, 3: 1}  # 500 and 300 + 200 are even: the next goes to the first
+    assert set(owners({i: ClientInfo(i, 1, "a") for i in range(6)}, 3).values()) == {0, 1, 2}  # without parameters too
+
+
+def test_messages_come_out_as_they_went_in_and_shared_tensors_stay_shared() -> None:
+    shared = torch.arange(3.0)
+    empty, other = torch.empty(0), torch.empty(0, 2)
+    messages = {
+        2: Message({"main": {"w": shared}}, {"n": empty, "m": other}, {"samples": 3}),
+        10: Message({"main": {"w": shared, "t": shared.view(3, 1)}}),
+    }
+    tree = packed(messages)
+    assert len(tree["tensors"]) == 4  # the shared one, its other shape, and two empty ones
+    found = unpacked(tree)
+    assert list(found) == [2, 10] and found[2].meta == {"samples": 3}
+    assert found[2].params["main"]["w"].data_ptr() == found[10].params["main"]["w"].data_ptr()
+    for client, message in messages.items():
+        for (name, one), (again, two) in zip(message.tensors(), found[client].tensors(), strict=True):
+            assert name == again and torch.equal(one, two) and one.shape == two.shape

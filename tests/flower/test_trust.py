@@ -1,0 +1,506 @@
+"""What one site can do to the others: nothing. Without processes: the server's own code, and what arrives there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "storm"))
+
+from messages import Hostile, campaign
+from test_nobody_gets_in import run
+
+from polyfed.core.errors import InputError, MessageError, RunDirectoryError
+from polyfed.core.message import Message
+from polyfed.core.method import Step
+from polyfed.core.party import ClientInfo
+from polyfed.flower.audit import Audit
+from polyfed.flower.codec import pack, seal, unpack
+from polyfed.flower.describe import JOINING, MEASURING, WORKING, check_size
+from polyfed.flower.enroll import add_site, read_request, request_key, revoke_site, sign_request
+from polyfed.flower.gate import Gate, look
+from polyfed.flower.keys import create_keys, read_server_keys, read_site_keys
+from polyfed.flower.signing import Seal, SealCheck
+from polyfed.flower.weights import bound, bounded, in_words, lessened
+
+# --- whatever arrives refuses its sender ---
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    return Hostile("fedproto", tmp_path_factory.mktemp("hostile"))
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=3, deadline=None)
+def test_changed_messages_are_used_or_refuse_their_sender(seed):
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        found = campaign(25, seed, Path(folder), ("fedavg", "fedproto"))
+    assert found.escapes == [] and found.slow == [] and found.unclean == []
+    assert found.tried == found.used + found.refused == 25
+
+
+@pytest.mark.parametrize("loss", [10**400, float("inf"), float("nan"), "1", True, None, 1e11])
+def test_a_loss_that_is_no_number_refuses_the_reply(server, loss):
+    from polyfed.flower.backend import _number
+
+    info = server.backend.infos[1]
+    found, why = server.take(
+        lambda client, head, blob: _number(head, "loss", info), {**server.replies[1][0], "loss": loss}, b""
+    )
+    assert found is None and "south" in why and "loss is not a number" in why
+
+
+@pytest.mark.parametrize("wrong", [float("inf"), 10**400, float("nan"), -1, "many", None, []])
+def test_a_measurement_of_nonsense_is_left_out(server, wrong):
+    from polyfed.flower.backend import _measure
+
+    ctx = server.federation.ctx
+    told = {metric.name: 0.5 for metric in ctx.metrics}
+    assert told and _measure({"measures": {"test": [0.5, 0.1, 10, None, told]}}, "test", ctx).samples == 10
+    assert _measure({"measures": {"test": [0.5, 0.1, wrong, None, told]}}, "test", ctx) is None
+    if wrong is not None and wrong != -1:  # a metric may not exist, and may be below zero
+        spoiled = {**told, ctx.metrics[0].name: wrong}
+        assert _measure({"measures": {"test": [0.5, 0.1, 10, None, spoiled]}}, "test", ctx) is None
+
+
+def test_figures_of_a_regression_may_be_large_and_their_mean_exists(server):
+    from dataclasses import replace
+
+    from polyfed.core.metrics import make_metrics
+    from polyfed.core.summary import summarize
+    from polyfed.core.task import Regression
+    from polyfed.flower.backend import _measure
+
+    task = Regression()
+    ctx = replace(server.federation.ctx, task=task, metrics=make_metrics((), task))
+    for size, taken in ((1e12, True), (1e99, True), (1e300, False), (1e308, False)):
+        told = {metric.name: size for metric in ctx.metrics}
+        found = _measure({"measures": {"test": [-size, size, 10, None, told]}}, "test", ctx)
+        assert (found is not None) == taken
+        if found is not None:
+            assert summarize({0: found, 1: found})["mean"] == -size
+
+
+def test_an_exception_that_nobody_thought_of_refuses_the_sender(server):
+    def accept(client, head, blob):
+        raise OverflowError("\x1b[31mtoo large")
+
+    found, why = server.take(accept, {}, b"")
+    assert found is None and "Message from south refused" in why and why.isprintable()
+
+
+def test_words_of_a_site_lose_their_control_characters_where_they_come_in():
+    head, _ = unpack(pack({"class\x1b_names": ["\x1b[2Jred", {"a": "\u202eb"}], "n": 1}), "south")
+    assert head == {"class?_names": ["?[2Jred", {"a": "?b"}], "n": 1}
+
+
+@pytest.mark.parametrize(
+    "model", ["mlp:100000x8", "mlp:8x100000", "mlp:2x9999999999", "cnn:99999-99999", "mlp:1x8" * 99]
+)
+def test_a_network_that_is_too_large_is_refused_before_it_is_built(model):
+    made = []
+    hook = register_module_parameter_registration_hook(lambda module, name, parameter: made.append(name))
+    settings_ = {"seed": 0, "feature_dim": None, "feature_adapter": "linear"}
+    with pytest.raises((ValueError, InputError, RuntimeError, TypeError)):
+        check_size(model, (1, 8, 8), 10, settings_, 1 << 22)
+    hook.remove()
+    assert len(made) <= 4001
+    check_size("mlp:2x64", (1, 8, 8), 10, settings_, 1 << 22)
+    assert torch.nn.Linear(2, 2).weight.device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"samples": 2**40},
+        {"samples": float("inf")},
+        {"num_classes": 10**6},
+        {"input_shape": [2**30, 2**30]},
+        {"feature_dim": 2**39},
+        {"shapes": {"w": [0, 2**39, 2**39, 2**39]}},
+        {"dtypes": {}},
+        {"model": "mlp:1x99999999"},
+        {"shapes": []},
+        {"validation": 2**40},
+        {"task": None},
+        {"task": ["dance"]},
+        {"task": ["classification", "x"]},
+        {"task": ["regression", [10**400] * 3, [1.0] * 3]},
+        {"task": ["regression", [0.0] * 2, [1.0] * 2]},
+        {"task": ["regression", [0.0] * 3, [float("inf")] * 3]},
+        {"task": ["regression", [0.0] * 3, [5e-324] * 3]},
+    ],
+    ids=str,
+)
+def test_an_introduction_beyond_every_limit_refuses_its_site(server, change):
+    head, blob = server.introductions["south"]
+    with pytest.raises(MessageError, match="Site south cannot take part"):
+        server.given.read("south", {**head, **change}, blob)
+
+
+# --- what a site weighs ---
+
+
+def test_no_site_weighs_more_than_its_share():
+    assert bounded({0: 90, 1: 10, 2: 10}, 0.5) == {0: 20, 1: 10, 2: 10}
+    assert bounded({0: 90, 1: 10}, 0.5) == {0: 10, 1: 10}
+    assert bounded({0: 2**40, 1: 2**40, 2: 10, 3: 10}, 0.4) == {0: 40, 1: 40, 2: 10, 3: 10}
+    assert bounded({0: 5, 1: 6, 2: 7}, 1.0) == {0: 5, 1: 6, 2: 7}
+    assert bounded({0: 5, 1: 60, 2: 70}, 0.1) == {0: 5, 1: 5, 2: 5}
+
+
+@given(st.lists(st.integers(1, 2**40), min_size=1, max_size=8), st.floats(0.05, 1.0))
+@settings(max_examples=200, deadline=None)
+def test_the_bound_holds_and_nobody_gains(counts, share):
+    found = bounded(dict(enumerate(counts)), share)
+    assert all(1 <= found[client] <= count for client, count in enumerate(counts))
+    allowed = max(share, 1 / len(counts))
+    assert max(found.values()) <= allowed * sum(found.values()) + len(counts)  # whole numbers: rounding
+
+
+def test_counts_in_replies_follow_and_the_operator_is_told():
+    infos = {
+        0: ClientInfo(0, 90, "a", label_counts=(89, 1), name="north"),
+        1: ClientInfo(1, 10, "a", label_counts=(5, 5), name="south"),
+        2: ClientInfo(2, 10, "a", label_counts=(10, 0), name="west"),
+    }
+    weighed = bound(infos, 0.5)
+    assert weighed[0].samples == 20 and weighed[0].label_counts == (19, 1) and weighed[1] == infos[1]
+    assert lessened(torch.tensor([80, 9, 1, 0], dtype=torch.int32), 20, 90).tolist() == [17, 2, 1, 0]
+    lines = in_words(infos, weighed)
+    assert lines[0] == "north says it has 90 samples (81.8% of all) and counts as 20 (50.0%): --max-share."
+    assert "more than all others together" in in_words(infos, infos)[0]
+
+
+def test_the_counts_of_prototypes_are_held_to_what_a_site_joined_with(server):
+    reply = Message.from_bytes(server.replies[1][1])
+    reply.data["counts"] = torch.full_like(reply.data["counts"], 2**30)
+    with pytest.raises(MessageError, match=r"'data/counts' counts .* samples, but it joined with 12"):
+        server.backend._checked(server.backend.infos[1], reply.to_bytes(), server.sent[1], server.step)
+
+
+# --- fusing ---
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 2])
+def test_the_majority_decides_which_replies_fit(wrong, tmp_path):
+    server = Hostile("fedmd", tmp_path)
+    replies = {
+        client: server.backend._checked(
+            server.backend.infos[client], server.replies[client][1], server.sent[client], server.step
+        )
+        for client in range(3)
+    }
+    name = next(iter(replies[wrong].data))
+    replies[wrong].data[name] = replies[wrong].data[name][:-1]
+    missing = {}
+    server.federation._fuse(server.step, replies, missing)
+    assert list(missing) == [wrong]
+
+
+def test_an_error_of_the_servers_own_training_leaves_the_sender_out(server, monkeypatch):
+    from polyfed.core.errors import TrainingError
+
+    def fuse(self, party, replies, step, ctx):
+        if 1 in replies:
+            raise TrainingError("the loss is nan")
+
+    monkeypatch.setattr(type(server.federation.method), "fuse", fuse)
+    missing = {}
+    server.federation._fuse(Step(), {0: Message(), 1: Message(), 2: Message()}, missing)
+    assert list(missing) == [1] and "south" in missing[1] and "the loss is nan" in missing[1]
+
+
+# --- who gives orders ---
+
+
+@pytest.fixture
+def keys(tmp_path):
+    create_keys(tmp_path / "keys", "127.0.0.1", ["north", "south"])
+    return tmp_path / "keys"
+
+
+def signed(keys, site, head, blob=b"data"):
+    server, content = Seal(read_server_keys(keys)), pack(head, blob)
+    seal(content, lambda text, body: server.sign(site, text, body))
+    return content
+
+
+def test_a_site_takes_orders_of_the_server_only(keys, tmp_path):
+    north = SealCheck(read_site_keys(keys / "site-north"))
+    content = signed(keys, "north", {"kind": "end"})
+    assert unpack(content, "the server", SealCheck(read_site_keys(keys / "site-north")).check)[0] == {"kind": "end"}
+    with pytest.raises(MessageError, match="not signed by the server for site north"):
+        unpack(pack({"kind": "end"}), "the server", north.check)  # no signature
+    with pytest.raises(MessageError, match="not signed"):
+        unpack(signed(keys, "south", {"kind": "end"}), "the server", north.check)  # for somebody else
+    create_keys(tmp_path / "other", "127.0.0.1", ["north"])
+    with pytest.raises(MessageError, match="not signed"):
+        unpack(signed(tmp_path / "other", "north", {"kind": "end"}), "the server", north.check)  # another authority
+    for spoil in ("json", "blob"):
+        content = signed(keys, "north", {"kind": "end"})
+        if spoil == "json":
+            content["head"]["json"] = '{"kind": "work"}'
+        else:
+            content["body"]["blob"].data = b"DATA"
+        with pytest.raises(MessageError, match="not signed"):
+            unpack(content, "the server", north.check)
+    head = dict(signed(keys, "north", {"kind": "end"}, b"")["head"])
+    north.check(head, head["json"], b"")
+    with pytest.raises(MessageError, match="came twice"):
+        north.check(head, head["json"], b"")
+
+
+def call(gate, path, body, pieces=1, pause=0.0):
+    """Send a request to the gate and return the status."""
+    answers = []
+    chunks = [body[k * len(body) // pieces : (k + 1) * len(body) // pieces] for k in range(pieces)]
+
+    async def receive():
+        await asyncio.sleep(pause)
+        return {"type": "http.request", "body": chunks.pop(0), "more_body": bool(chunks)}
+
+    async def send(message):
+        answers.append(message)
+
+    scope = {"type": "http", "path": path, "headers": [], "client": ("10.0.0.9", 1), "server": ("10.0.0.1", 1)}
+    asyncio.run(gate(scope, receive, send))
+    return answers[0]["status"]
+
+
+async def accepts(scope, receive, send):
+    await receive()
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def pushed(source=7, target=1, reply="x", count=1, node=7):
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
+    from flwr.proto.message_pb2 import Message as Proto
+    from flwr.proto.message_pb2 import Metadata, ObjectTree
+    from flwr.proto.node_pb2 import Node
+
+    about = Metadata(src_node_id=source, dst_node_id=target, reply_to_message_id=reply)
+    return PushMessagesRequest(
+        node=Node(node_id=node),
+        messages_list=[Proto(metadata=about)] * count,
+        message_object_trees=[ObjectTree()] * count,
+    ).SerializeToString()
+
+
+def test_a_site_may_answer_the_server_and_tell_nobody_else_anything():
+    path = "/v1/fleet/push-messages"
+    assert look(path, pushed()) == (7, True)
+    for wrong in (
+        pushed(target=8),  # an order to another site
+        pushed(reply=""),  # not an answer
+        pushed(source=8),  # in the name of another site
+        pushed(count=2),
+        pushed(count=0),
+        b"\xff\xff",
+    ):
+        assert not look(path, wrong)[1]
+        assert call(Gate(accepts, b"s", 1 << 20), path, wrong) == 403
+    assert call(Gate(accepts, b"s", 1 << 20), path, pushed()) == 200
+
+
+def test_a_site_stores_one_message_calls_seldom_and_sends_quickly(monkeypatch):
+    from flwr.proto.message_pb2 import PushObjectRequest
+    from flwr.proto.node_pb2 import Node
+
+    from polyfed.flower import gate as module
+
+    gate = Gate(accepts, b"s", 1 << 20)
+    piece = PushObjectRequest(node=Node(node_id=7), object_content=bytes(1 << 20)).SerializeToString()
+    assert [call(gate, "/v1/fleet/push-object", piece) for _ in range(4)] == [200, 200, 413, 413]
+    assert call(gate, "/v1/fleet/push-messages", pushed()) == 200  # the next message
+    assert call(gate, "/v1/fleet/push-object", piece) == 200
+    assert gate.callers[7].stored > 1 << 20
+
+    async def refuses(scope, receive, send):
+        await send({"type": "http.response.start", "status": 401, "headers": []})
+
+    stranger = Gate(refuses, b"s", 1 << 20)
+    assert [call(stranger, "/v1/fleet/push-object", piece) for _ in range(3)] == [401] * 3  # nobody's quota is used
+    monkeypatch.setattr(module, "CALLS", 3)
+    often = Gate(accepts, b"s", 1 << 20)
+    assert [call(often, "/v1/fleet/push-messages", pushed()) for _ in range(5)] == [200, 200, 200, 429, 429]
+    assert call(often, "/v1/fleet/push-messages", pushed(node=8, source=8)) == 200  # others go on
+    monkeypatch.setattr(module, "SECONDS", 0.05)
+    assert call(Gate(accepts, b"s", 1 << 20), "/v1/fleet/push-messages", pushed(), pieces=4, pause=0.04) == 408
+
+
+# --- keys ---
+
+
+def test_a_key_is_made_at_the_site_and_only_its_public_half_travels(keys, tmp_path):
+    request = request_key(tmp_path / "east", "east")
+    assert b"PRIVATE" not in request.read_bytes()
+    with pytest.raises(InputError, match="put the one there"):
+        read_site_keys(tmp_path / "east")
+    assert sign_request(keys, request) == "east"
+    assert list(read_server_keys(keys).sites) == ["north", "south", "east"]
+    (tmp_path / "east" / "ca.crt").write_bytes((keys / "ca.crt").read_bytes())
+    private = read_site_keys(tmp_path / "east").private_key.read_bytes()
+    assert not any(private == path.read_bytes() for path in keys.rglob("*") if path.is_file())
+    with pytest.raises(InputError, match="has a key already"):
+        sign_request(keys, request)
+    before = read_server_keys(keys).sites["east"]
+    sign_request(keys, request_key(tmp_path / "east2", "east"), renew=True)
+    assert read_server_keys(keys).sites["east"] != before
+
+
+def test_a_request_that_was_changed_is_refused(keys, tmp_path):
+    request = request_key(tmp_path / "east", "east")
+    sound = request.read_bytes()
+    for place in range(0, len(sound), 11):
+        damaged = bytearray(sound)
+        damaged[place] ^= 4
+        request.write_bytes(damaged)
+        try:
+            assert read_request(request)[0] == "east"  # the bit was in the armor and means nothing
+        except InputError as error:
+            assert "is no request of a site" in str(error) or "cannot name a site" in str(error)
+
+
+def test_revoked_means_no_key_and_the_same_number(keys):
+    revoke_site(keys, "north")
+    assert read_server_keys(keys).sites["north"] == b"" and list(read_server_keys(keys).sites) == ["north", "south"]
+    with pytest.raises(InputError, match="There is no site west"):
+        revoke_site(keys, "west")
+    assert (add_site(keys, "west") / "site.key").stat().st_mode & 0o777 == 0o600
+    with pytest.raises(InputError, match="is there already"):
+        add_site(keys, "west")
+
+
+def test_a_running_server_takes_over_what_was_revoked_and_renewed(keys, tmp_path):
+    from polyfed.flower.child import Address
+    from polyfed.flower.link import ServerLink
+    from polyfed.flower.registration import NodeDirectory
+
+    class Control:
+        def __init__(self):
+            self.registered = {}
+
+        def RegisterNode(self, request):
+            self.registered[len(self.registered) + 10] = request.public_key
+            return type("R", (), {"node_id": len(self.registered) + 9})
+
+        def UnregisterNode(self, request):
+            self.registered[request.node_id] = b"gone"
+
+    link = ServerLink(Address("127.0.0.1", 1), read_server_keys(keys), tmp_path / "flower", 1 << 20)
+    link.control = Control()
+    for name, public in link.keys.sites.items():
+        link._register(name, public)
+    audit, said = Audit(tmp_path), []
+    directory = NodeDirectory(link, ["north", "south"], True, said.append, audit)
+    assert directory.node_ids == {0: 10, 1: 11}
+    directory.refresh()
+    assert said == []
+    revoke_site(keys, "north")
+    directory.refresh()
+    assert directory.node_ids == {1: 11} and link.control.registered[10] == b"gone"
+    sign_request(keys, request_key(tmp_path / "north2", "north"))
+    directory.refresh()
+    assert directory.node_ids == {0: 12, 1: 11}
+    assert said == ["The key of site north was revoked.", "The key of site north was renewed."]
+    events = [json.loads(line)["event"] for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert events == ["key revoked", "key renewed"]
+
+
+# --- what leaves, and what is kept ---
+
+
+def test_what_a_site_transmits_is_what_it_declared(server, tmp_path):
+    from polyfed.flower.site import Site
+
+    said = []
+    site = Site("north", "mlp:1x16", server.sites[0].data, tmp_path, say=said.append)
+    introduction = site.answer({"kind": "describe", "run": server.given.run}, b"")
+    assert introduction[0].keys() == JOINING.keys()
+    assert server.replies[0][0].keys() == WORKING.keys() and server.measure.keys() == MEASURING.keys()
+    words = "\n".join(said)
+    for declared in (*JOINING.values(), *WORKING.values(), *MEASURING.values()):
+        assert declared in words
+    template = server.backend.expectations.templates[server.backend.infos[0].architecture]["main"]
+    reply = Message.from_bytes(server.replies[0][1])
+    assert dict(reply.tensors()).keys() == template.tensors.keys() and reply.meta.keys() == template.meta.keys()
+    for name in reply.data:
+        assert f"{name}:" in words
+    assert site.sent({"run": server.given.run}) == len(json.dumps(introduction[0])) + len(introduction[1])
+
+
+def test_every_byte_of_a_reply_counts(server):
+    site = server.sites[0]
+    before = site.sent({"run": server.given.run})
+    head = {**server.backend._head("measure", 0, server.federation.ctx, 0)}
+    answer, blob = site.answer(json.loads(json.dumps(head)), b"")
+    assert site.sent({"run": server.given.run}) - before == len(json.dumps(answer)) + len(blob) > 20
+
+
+def test_a_flipped_bit_in_a_sites_state_is_found_and_named(server):
+    from polyfed.core.checkpoint import read_tree
+
+    (path,) = server.sites[2].home({"run": server.given.run}).glob("state-*.safetensors")
+    assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
+    sound = path.read_bytes()
+    for place in range(0, len(sound), 97):
+        damaged = bytearray(sound)
+        damaged[place] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        with pytest.raises(RunDirectoryError, match=r"state-.* is damaged"):
+            read_tree(path)
+    path.write_bytes(sound)
+    read_tree(path)
+
+
+def test_a_site_that_asks_reads_the_audit_and_nobody_else(tmp_path):
+    audit = Audit(tmp_path)
+    audit.write("joined", "north", samples=5)
+    assert audit.news(0) == []
+    audit.ask(0)
+    assert [entry["event"] for entry in audit.news(0)] == ["joined"] and audit.news(0) == []
+    audit.write("refused", "south", why="x" * 10_000)
+    (entry,) = audit.news(0)
+    assert entry["site"] == "south" and len(entry["why"]) == 500
+    assert len((tmp_path / "audit.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_site_keeps_the_audit_it_asked_for(server, tmp_path):
+    from polyfed.flower.site import Site
+
+    site = Site("north", "mlp:1x16", server.sites[0].data, tmp_path, say=lambda text: None)
+    head = {**run(), "kind": "end", "reason": "", "audit": [{"event": "joined", "site": "north"}]}
+    site.answer(head, b"")
+    path = tmp_path / head["run"]["federation"] / "audit.jsonl"
+    assert not path.exists()
+    site.audit = True
+    site.answer(head, b"")
+    assert json.loads(path.read_text()) == {"event": "joined", "site": "north"}
+
+
+def test_a_silent_server_keeps_its_task():
+    from flwr.supercore.corestate import in_memory_corestate, sql_corestate
+
+    modules = (in_memory_corestate, sql_corestate)
+    usual = [module.HEARTBEAT_DEFAULT_INTERVAL for module in modules]  # Flower still reads it from here
+    from polyfed.flower.superlink import PATIENCE, be_patient
+
+    try:
+        be_patient()
+        assert [module.HEARTBEAT_DEFAULT_INTERVAL for module in modules] == [PATIENCE, PATIENCE]
+    finally:
+        for module, value in zip(modules, usual, strict=True):
+            module.HEARTBEAT_DEFAULT_INTERVAL = value

@@ -1,0 +1,111 @@
+"""FedRolex: the acceptance properties of its spec."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from tests.contract.table import synthetic
+
+import polyfed as pf
+from polyfed.api import prepare
+from polyfed.core.errors import InputError
+from polyfed.core.message import Message
+from polyfed.core.method import Step
+from polyfed.core.settings import Settings
+from polyfed.methods.fedavg import FedAvg
+from polyfed.methods.fedrolex import FedRolex
+from polyfed.methods.heterofl import HeteroFL
+
+WIDTHS = ["cnn:8-16@1", "cnn:8-16@0.5", "cnn:8-16@0.25"]
+TRAINING = pf.Training(epochs=1, batch_size=8, lr=0.05)
+
+
+def federation(method, models=WIDTHS, rounds=1):
+    return prepare(method, synthetic(3), models, Settings(rounds, training=TRAINING))
+
+
+def windows(run, architecture, rounds):
+    """Which of the 16 channels of the second layer an architecture holds in each round."""
+    found = []
+    for number in range(1, rounds + 1):
+        run.ctx.round = number
+        slots = run.method.slots_of(run.ctx.blueprints[architecture], run.ctx)
+        name = next(n for n in slots if n.endswith("weight") and run.server.state[n].shape[:2] == (16, 8))
+        part = slots[name].part
+        found.append(set(range(16)) if part is None else set(part[0].flatten().tolist()))
+    return found
+
+
+def test_the_first_round_is_that_of_heterofl():
+    ours, plain = federation(FedRolex()), federation(HeteroFL())
+    ours.run(), plain.run()
+    for name, tensor in plain.server.state.items():
+        assert torch.equal(ours.server.state[name], tensor), name
+
+
+@pytest.mark.parametrize("direction", [1, -1])
+@pytest.mark.parametrize(("rate", "count"), [("0.5", 8), ("0.25", 4)])
+def test_every_channel_is_held_equally_often(rate, count, direction):
+    held = windows(federation(FedRolex(direction=direction)), f"cnn:8-16@{rate}", 17)
+    assert all(len(window) == count for window in held)
+    for channel in range(16):
+        assert sum(channel in window for window in held[:16]) == count
+    assert held[0] == held[16] == set(range(count))
+    assert set().union(*held[: 16 - count + 1]) == set(range(16)) != set().union(*held[: 16 - count])
+    for before, after in pairwise(held):
+        assert len(after - before) == len(before - after) == 1
+    assert windows(federation(FedRolex(stride=3)), f"cnn:8-16@{rate}", 2)[1] == {(3 + i) % 16 for i in range(count)}
+
+
+def test_a_client_gets_a_window_of_the_global_network_and_returns_it_there():
+    run = federation(FedRolex(mask=False), ["cnn:8-16@1", "cnn:8-16@0.5"], rounds=2)
+    run.run()
+    run.ctx.round = 2
+    info = run.backend.infos[1]
+    sent = run.method.send(run.server, info, Step(), run.ctx).params["main"]
+    state = run.server.state
+    first = next(n for n in sent if n.endswith("weight") and state[n].shape[:2] == (8, 1))
+    second = next(n for n in sent if n.endswith("weight") and state[n].shape[:2] == (16, 8))
+    one, two = [1, 2, 3, 4], list(range(1, 9))
+    assert torch.equal(sent[first], state[first][one])
+    assert torch.equal(sent[second], state[second][two][:, one])
+    assert (
+        torch.equal(sent["head.weight"][:, :4], state["head.weight"][:, 1 * 1 : 5]) or sent["head.weight"].shape[1] > 8
+    )
+
+
+def test_rows_of_absent_classes_are_left_out_in_the_columns_of_the_window():
+    run = federation(FedRolex(), ["mlp:1x8@0.5", "mlp:1x8@1"])
+    run.ctx.round = 3
+    assert run.backend.infos[0].label_counts[2] == 0
+    before = {name: tensor.clone() for name, tensor in run.server.state.items()}
+    sent = run.method.send(run.server, run.backend.infos[0], Step(), run.ctx).params["main"]
+    reply = Message({"main": {name: torch.full_like(t, 7.0) for name, t in sent.items()}}, meta={"samples": 1})
+    run.method.fuse(run.server, {0: reply}, Step(), run.ctx)
+    held = torch.zeros(3, 8, dtype=torch.bool)
+    held[:2, 2:6] = True  # two classes, channels 2 to 5
+    assert torch.equal(run.server.state["head.weight"], torch.where(held, 7.0, before["head.weight"]))
+
+
+def test_a_view_by_name_is_refused():
+    with pytest.raises(InputError, match="view must stay 'prefix'"):
+        FedRolex(view="owned")
+
+
+def test_whole_networks_roll_without_changing_the_function():
+    one, two = ["cnn:8-16@1"], FedAvg(weighting="uniform")
+    plain = {"mask": False, "clip": None, "static_bn": False}
+    ours, average = federation(FedRolex(**plain), one, rounds=3), federation(two, one, rounds=3)
+    ours.run(), average.run()
+    for name, tensor in average.server.state.items():
+        torch.testing.assert_close(ours.server.state[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_static_windows_are_heterofl_and_random_ones_are_new_each_round():
+    ours, plain = federation(FedRolex(extraction="static"), rounds=3), federation(HeteroFL(), rounds=3)
+    ours.run(), plain.run()
+    for name, tensor in plain.server.state.items():
+        assert torch.equal(ours.server.state[name], tensor), name
+    drawn = windows(federation(FedRolex(extraction="random")), "cnn:8-16@0.5", 4)
+    assert all(len(window) == 8 for window in drawn) and len({tuple(sorted(w)) for w in drawn}) == 4
+    assert drawn == windows(federation(FedRolex(extraction="random")), "cnn:8-16@0.5", 4)

@@ -1,0 +1,72 @@
+"""The page of a method tells the truth about its options: the defaults in its table are those of the code."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from polyfed import methods
+
+PAGES = Path(__file__).parents[2] / "docs" / "methods"
+WORDS = {"none": None, "the run's": None, "true": True, "on": True, "false": False, "off": False}
+TABLES = sorted(p.stem for p in PAGES.glob("*.md") if "| field | default |" in p.read_text().lower())
+
+
+def rows(page):
+    """Yield the names and the default cell of every row of the table of options."""
+    table = re.search(r"^\| field \| default .*?(?:\n\n|\Z)", (PAGES / f"{page}.md").read_text(), re.I | re.M | re.S)
+    for line in table.group().strip().splitlines()[2:]:
+        names, default = re.split(r"(?<!\\)\|", line)[1:3]
+        yield re.findall(r"`(\w+)`", names), default.strip()
+
+
+def values(text):
+    """Return `1e-3, none, adam` as values."""
+    found = []
+    for word in text.split(","):
+        word = word.strip().strip("`")
+        try:
+            found.append(WORDS[word] if word in WORDS else float(word))
+        except ValueError:
+            found.append(word)
+    return found
+
+
+def told(page):
+    """Yield (method, field, value) for all that the table says, also of a second method in brackets."""
+    for names, cell in rows(page):
+        if not cell or "as in" in cell or "..." in cell:
+            continue
+        plain, *others = re.split(r"\(`(\w+)`: ([^)]*)\)", cell)
+        for method, text in ((page, plain), (others[0], others[1]) if others else (page, plain)):
+            each = values(text)
+            each = each * len(names) if len(each) == 1 else each
+            if len(each) == len(names):  # "by epochs, 1" is a sentence
+                yield from ((method, name, value) for name, value in zip(names, each, strict=True))
+
+
+@pytest.mark.parametrize("page", TABLES)
+def test_defaults_on_a_page_are_those_of_the_code(page):
+    checked = 0
+    for method, name, value in told(page):
+        defaults = {field.name: field.default for field in fields(methods.registry()[method])}
+        if name not in defaults or (isinstance(value, str) and not isinstance(defaults[name], str)):
+            continue  # of another method of this page, or in words
+        nothing = value is None or value is False  # `none`, or `off`
+        assert defaults[name] == value or (nothing and defaults[name] in (None, "none")), f"{method}.{name}"
+        checked += 1
+    assert checked
+
+
+@pytest.mark.parametrize("page", [page for page in TABLES if "\n## Idea" in (PAGES / f"{page}.md").read_text()])
+def test_a_page_has_all_its_parts_and_all_options_of_the_method_itself(page):
+    text = (PAGES / f"{page}.md").read_text()
+    assert re.findall(r"^## (.*)$", text, re.M)[:3] == ["Idea", "Run it", "Hyper-parameters"]
+    assert {"Cost", "Deviations"} <= set(re.findall(r"^## (.*)$", text, re.M))
+    idea = text.partition("## Run it")[0]
+    assert re.search(r"```.*[─►◄→←].*```", idea, re.S), "a picture of what travels"
+    kind = methods.registry()[page]
+    own = {name for name in vars(kind).get("__annotations__", {}) if name in {field.name for field in fields(kind)}}
+    known = {name for names, _ in rows(page) for name in names} | set(re.findall(r"`(\w+)`", text))
+    assert own <= known, f"not on the page: {own - known}"

@@ -1,0 +1,104 @@
+"""SCAFFOLD: the acceptance properties of its spec."""
+
+import pytest
+import torch
+from tests.contract.table import synthetic
+
+import polyfed as pf
+from polyfed.api import prepare
+from polyfed.core.errors import InputError
+from polyfed.core.settings import Participation, Settings
+from polyfed.methods.fedavg import FedAvg
+from polyfed.methods.scaffold import Scaffold
+
+SGD = pf.Training(epochs=2, batch_size=8, lr=0.05)
+DEPTHS = ["mlp:1x8", "mlp:2x8"]
+
+
+def federation(method, rounds=2, training=SGD, models=("mlp:1x8",), clients=3, share=1.0):
+    settings = Settings(rounds, training=training, participation=Participation(share))
+    made = prepare(method, synthetic(clients), list(models), settings)
+    made.run()
+    return made
+
+
+def controls(run):
+    """Every client's control variate; one that was never active has none yet, which counts as zero."""
+    found = {client: record.memory.get("control", {}) for client, record in run.backend.store.records.items()}
+    return {client: found.get(client, {}) for client in run.backend.infos}
+
+
+@pytest.mark.parametrize("models", [["mlp:1x8"], DEPTHS])
+@pytest.mark.parametrize("share", [1.0, 0.5])
+@pytest.mark.parametrize("option", ["I", "II", "gradient"])
+def test_the_servers_variate_is_the_mean_of_all_clients(models, share, option):
+    run = federation(Scaffold(option=option), rounds=3, models=models, clients=4, share=share)
+    for key, c in run.server.memory["control"].items():
+        owners = [
+            client for client, info in run.backend.infos.items() if key in run.ctx.blueprints[info.architecture].shapes
+        ]
+        assert len(owners) == run.server.memory["owners"][key]
+        total = sum((controls(run)[client].get(key, torch.zeros_like(c)) for client in owners), torch.zeros_like(c))
+        torch.testing.assert_close(c, total / len(owners), rtol=1e-5, atol=1e-6)
+        assert c.abs().max() > 0
+
+
+def test_the_first_round_is_that_of_uniform_fedavg():
+    ours, plain = federation(Scaffold(), rounds=1), federation(FedAvg(weighting="uniform"), rounds=1)
+    for name, tensor in plain.server.state.items():
+        assert torch.equal(ours.server.state[name], tensor)
+
+
+def test_one_client_is_plain_sgd_and_a_second_round_differs_from_fedavg():
+    ours, plain = (federation(m, rounds=3, clients=1) for m in (Scaffold(), FedAvg()))
+    for name, tensor in plain.server.state.items():
+        torch.testing.assert_close(ours.server.state[name], tensor, rtol=1e-4, atol=1e-6)
+    ours, plain = (federation(m, rounds=2) for m in (Scaffold(), FedAvg(weighting="uniform")))
+    assert not any(torch.allclose(ours.server.state[n], t, rtol=1e-4) for n, t in plain.server.state.items())
+
+
+def test_both_options_agree_for_plain_sgd():
+    one, other = federation(Scaffold(option="II"), 3), federation(Scaffold(option="gradient"), 3)
+    for name, tensor in one.server.memory["control"].items():
+        torch.testing.assert_close(other.server.memory["control"][name], tensor, rtol=1e-3, atol=1e-5)
+
+
+def test_option_one_is_the_gradient_at_the_received_weights():
+    """One full batch: the first of its steps has that gradient."""
+    training = pf.Training(epochs=1, batch_size=100, lr=0.1)
+    one, other = (federation(Scaffold(option=o), 1, training) for o in ("I", "gradient"))
+    for client, control in controls(one).items():
+        for name, tensor in control.items():
+            torch.testing.assert_close(tensor, controls(other)[client][name])
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        pf.Training(momentum=0.9),
+        pf.Training(weight_decay=1e-3),
+        pf.Training(clip=1.0),
+        pf.Training(optimizer="adam"),
+    ],
+)
+def test_option_two_is_refused_where_it_is_no_gradient(training):
+    with pytest.raises(InputError, match="use 'gradient'"):
+        federation(Scaffold(option="II"), training=training)
+    run = federation(Scaffold(), training=training)  # auto takes the gradients
+    assert run.history[-1]["loss"] < 10
+
+
+def test_the_servers_step_goes_so_far_towards_the_mean():
+    whole, half, none = (federation(Scaffold(server_lr=rate), rounds=1) for rate in (1.0, 0.5, 0.0))
+    for name, w in none.server.state.items():
+        assert torch.equal(w, none.ctx.blueprints["mlp:1x8"].initial[name])
+        torch.testing.assert_close(half.server.state[name], (w + whole.server.state[name]) / 2)
+        assert torch.equal(half.server.main.state_dict()[name], half.server.state[name])
+
+
+def test_twice_the_parameters_travel_and_one_row_tells_of_the_variates():
+    run = federation(Scaffold(), rounds=1)
+    size = 4 * sum(tensor.numel() for tensor in run.server.state.values())
+    assert run.meter.bytes["down"] == dict.fromkeys(range(3), 2 * size)
+    assert run.meter.bytes["up"] == dict.fromkeys(range(3), 2 * size + 8)
+    assert run.meter.kinds["main/up/data/control"] == 3 * size
