@@ -106,13 +106,17 @@ FEW = ("fedavg", "heterofl", "fedproto", "fedmd", "ams")  # methods of very diff
 
 
 def everyday(cases: Sequence[Case] = CASES, few: bool = False) -> Any:
-    """Parametrize a test: `make test` runs the first case of each method (or of a few), `make test-long` the rest."""
+    """Parametrize a test: `make test` runs the first case of each method (or of a few), `make test-long` the rest.
+
+    All tests of a case run in one process, where its plain run is made once.
+    """
     seen: set[str] = set()
     params = []
     for case in cases:
         often = case.method not in seen and (not few or case.method in FEW)
         seen.add(case.method)
-        params.append(pytest.param(case, id=case.id, marks=() if often else pytest.mark.long))
+        together = pytest.mark.xdist_group(f"case {case.id}")
+        params.append(pytest.param(case, id=case.id, marks=(together,) if often else (together, pytest.mark.long)))
     return pytest.mark.parametrize("case", params)
 
 

@@ -46,10 +46,22 @@ def seeded(seed: int, purpose: str, round: int = 0, client: int = SERVER) -> Ite
     """
     number = seed_of(seed, purpose, round, client)
     with _global_generator, torch.random.fork_rng(devices=[]), _others_kept():
-        torch.manual_seed(number)
+        _seed_torch(number)
         random.seed(number)
         np.random.seed(number % 2**32)
         yield
+
+
+def _seed_torch(number: int) -> None:
+    """Seed torch's global generators.
+
+    Where there is no accelerator, `torch.manual_seed` notes for each kind of them to seed it once it appears, with the
+    text of the whole call stack: a millisecond for every seed, and nobody ever uses it.
+    """
+    if torch.accelerator.is_available():
+        torch.manual_seed(number)
+    else:
+        torch.default_generator.manual_seed(number)
 
 
 @contextmanager

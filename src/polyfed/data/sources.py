@@ -31,11 +31,12 @@ from polyfed.data.catalog import (
     in_data_root,
     split_files,
 )
-from polyfed.data.dataset import Dataset, build, check_part, form_of, only_classes, stratified_holdout, subset
+from polyfed.data.dataset import Dataset, build, check_part, form_of
 from polyfed.data.decode import decode_images, fit_images, resize_images
 from polyfed.data.form import Form, Raw, learn_form
 from polyfed.data.labels import number_classes, with_names
 from polyfed.data.objects import part_of
+from polyfed.data.subsets import only_classes, stratified_holdout, subset
 from polyfed.data.tables import Part, Table, convert, read_table, same_features
 from polyfed.data.texts import Words
 

@@ -26,6 +26,7 @@ from polyfed.testing.watch import (
     are_equal,
     double_precision,
     everybody_moved,
+    observing,
     same_lines,
     same_states,
     states,
@@ -42,7 +43,7 @@ class NotApplicable(Exception):
 
 def same_seed_same_run(setting: Setting) -> None:
     """The same seed gives the same run, bit for bit."""
-    first, second = setting.plain, setting.run()
+    first, second = setting.plain, setting.run(engine="sequential")
     same_lines(first, second)
     same_states(states(first), states(second))
     assert first.server is not None and second.server is not None
@@ -51,18 +52,13 @@ def same_seed_same_run(setting: Setting) -> None:
 
 def another_seed_another_run(setting: Setting) -> None:
     """Another seed gives another start and another run."""
-    started, starts = Federation.run, []
-
-    def noted(self: Federation, resume: bool = False) -> Any:
-        starts.append({name: blueprint.initial for name, blueprint in self.ctx.blueprints.items()})
-        return started(self, resume)
-
-    with patch.object(Federation, "run", noted):
-        one, other = setting.run(), setting.run(seed=1)
-    assert timeless(one.history) != timeless(other.history), "two seeds gave the same history"
-    assert starts[0], "there are no networks"
-    for name, initial in starts[0].items():
-        assert not are_equal({0: initial}, {0: starts[1][name]}), f"{name} starts from the same weights"
+    one = setting.observed
+    with observing() as other:
+        other.result = setting.run(seed=1)
+    assert timeless(one.result.history) != timeless(other.result.history), "two seeds gave the same history"
+    assert one.starts, "there are no networks"
+    for name, initial in one.starts.items():
+        assert not are_equal({0: initial}, {0: other.starts[name]}), f"{name} starts from the same weights"
 
 
 def losses_are_finite_and_training_moves(setting: Setting) -> None:
@@ -127,54 +123,38 @@ def bytes_are_those_of_the_messages(setting: Setting) -> None:
     """Counted bytes are those of the messages as they are written, in both directions."""
     sent: dict[str, dict[int, int]] = {"up": {}, "down": {}}
     wire = {"up": 0, "down": 0}
-    exchange = InProcess.exchange
-
-    def count(self: InProcess, step: Any, messages: Any, ctx: Any) -> Any:
-        replies = exchange(self, step, messages, ctx)
-        for direction, group in (("down", messages), ("up", replies.messages)):
-            if getattr(step, direction):
-                for client, message in group.items():
-                    blob = message.to_bytes()
-                    again = Message.from_bytes(blob)
-                    assert dict(again.tensors()).keys() == dict(message.tensors()).keys()
-                    sent[direction][client] = sent[direction].get(client, 0) + again.nbytes()
+    for said in setting.observed.said:
+        for direction, group in (("down", said.down), ("up", said.up)):
+            if getattr(said.step, direction):
+                for client, blob in group.items():
+                    sent[direction][client] = sent[direction].get(client, 0) + Message.from_bytes(blob).nbytes()
                     wire[direction] += len(blob)
-        return replies
-
-    with patch.object(InProcess, "exchange", count):
-        result = setting.run()
+    cost, history = setting.plain.cost, setting.plain.history
     assert any(sent["up"].values()) == setting.talks, f"`sends` says: {setting.method.sends}"
-    assert result.cost.bytes == sent and result.cost.wire == wire, "the meter has other figures"
+    assert cost.bytes == sent and cost.wire == wire, "the meter has other figures"
     for direction in ("up", "down"):
         total = sum(sent[direction].values())
-        assert result.cost.total(direction) == sum(line[f"bytes_{direction}"] for line in result.history) == total
-        assert sum(size for name, size in result.cost.kinds.items() if f"/{direction}/" in name) == total
+        assert cost.total(direction) == sum(line[f"bytes_{direction}"] for line in history) == total
+        assert sum(size for name, size in cost.kinds.items() if f"/{direction}/" in name) == total
 
 
 def only_declared_models_travel_and_no_inputs(setting: Setting) -> None:
     """Only models that `shares` names travel, and no input is among what a client tells."""
-    shares = type(setting.method).shares
-    exchange, looked = InProcess.exchange, []
-
-    def look(self: InProcess, step: Any, messages: Any, ctx: Any) -> Any:
-        replies = exchange(self, step, messages, ctx)
-        for client, reply in replies.messages.items():
+    shares, looked = type(setting.method).shares, []
+    for said in setting.observed.said:
+        for client, blob in said.up.items():
+            reply = Message.from_bytes(blob)
             assert set(reply.params) <= shares, f"{set(reply.params)} travel, `shares` has {set(shares)}"
-            assert messages[client].params.keys() & self.store.states(client).keys() <= shares
-            own = self.store.data[client].train
-            assert own is not None
+            assert Message.from_bytes(said.down[client]).params.keys() & said.models[client] <= shares
+            own = said.train[client]
             private = torch.cat([own.inputs(), own.x[own.rows()]]).flatten(1)  # as networks see them, and as they are
             for name, tensor in reply.tensors():
                 looked.append(name)
                 if tensor.numel() % private.shape[1] == 0:
                     rows = tensor.reshape(-1, 1, private.shape[1])
                     assert not (rows == private).all(dim=2).any(), f"{name} holds inputs of client {client}"
-                said = not setting.method.combines or kind_of(name) in setting.method.combines
-                assert said or not tensor.is_floating_point(), f"`combines` does not say how {name} is combined"
-        return replies
-
-    with patch.object(InProcess, "exchange", look):
-        setting.run()
+                known = not setting.method.combines or kind_of(name) in setting.method.combines
+                assert known or not tensor.is_floating_point(), f"`combines` does not say how {name} is combined"
     assert bool(looked) == setting.talks, f"`sends` says: {setting.method.sends}"
 
 
@@ -257,7 +237,7 @@ def switched_off_it_is_its_base_method(setting: Setting) -> None:
 
 def workers_do_not_matter(setting: Setting) -> None:
     """Any number of workers gives the same bits."""
-    alone, together = setting.run(engine="sequential"), setting.run(engine="threads", workers=3)
+    alone, together = setting.plain, setting.run(engine="threads", workers=3)
     same_lines(together, alone)
     same_states(states(together), states(alone))
 

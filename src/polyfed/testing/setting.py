@@ -14,6 +14,7 @@ from polyfed.core.method import Method
 from polyfed.core.settings import Training
 from polyfed.data import Clients, load, split
 from polyfed.result import Result
+from polyfed.testing.watch import Observed, observing
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,16 @@ class Setting:
         )
 
     @cached_property
+    def observed(self) -> Observed:
+        """The run without anything special and all that was said in it, made once: many checks look at it."""
+        with observing() as observed:
+            observed.result = self.run(engine="sequential")
+        return observed
+
+    @property
     def plain(self) -> Result:
-        """The run without anything special, made once: many checks compare with it."""
-        return self.run()
+        """The run without anything special: many checks compare with it."""
+        return self.observed.result
 
     @property
     def talks(self) -> bool:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
-from polyfed.core.message import State
-from polyfed.core.samples import Scaling
+from polyfed.core.message import Message, State
+from polyfed.core.method import Step
+from polyfed.core.samples import Samples, Scaling
 from polyfed.engines.inprocess import InProcess
 from polyfed.result import Result
 
@@ -48,6 +50,51 @@ def timeless(tree: Any) -> Any:
     if isinstance(tree, Mapping):
         return {k: timeless(v) for k, v in tree.items() if k not in ("seconds", "peak_memory", "checksum")}
     return [timeless(item) for item in tree] if isinstance(tree, list) else tree
+
+
+@dataclass
+class Said:
+    """One exchange: what went down and up as it was written, and what each client has."""
+
+    step: Step
+    down: dict[int, bytes]
+    up: dict[int, bytes]
+    models: dict[int, set[str]]  # names of a client's models
+    train: dict[int, Samples]
+
+
+@dataclass
+class Observed:
+    """A run, and what was seen in it."""
+
+    said: list[Said] = field(default_factory=list)
+    starts: dict[str, State] = field(default_factory=dict)  # architecture -> its initial weights
+    result: Result = field(init=False)
+
+
+@contextmanager
+def observing() -> Iterator[Observed]:
+    """Note all that server and clients say to each other in the runs of the block."""
+    exchange, observed = InProcess.exchange, Observed()
+
+    def noted(self: InProcess, step: Step, messages: Any, ctx: Any) -> Any:
+        observed.starts |= {name: blueprint.initial for name, blueprint in ctx.blueprints.items()}
+        down = {client: _written(message) for client, message in messages.items()}
+        replies = exchange(self, step, messages, ctx)
+        up = {client: _written(message) for client, message in replies.messages.items()}
+        models = {client: set(self.store.states(client)) for client in up}
+        train = {client: own for client in up if (own := self.store.data[client].train) is not None}
+        observed.said.append(Said(step, down, up, models, train))
+        return replies
+
+    with patch.object(InProcess, "exchange", noted):
+        yield observed
+
+
+def _written(message: Message) -> bytes:
+    blob = message.to_bytes()
+    assert dict(Message.from_bytes(blob).tensors()).keys() == dict(message.tensors()).keys(), "a tensor was lost"
+    return blob
 
 
 @contextmanager
