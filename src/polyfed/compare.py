@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from polyfed.api import execute, prepare
+from polyfed.api import prepare
 from polyfed.config import Config, check_same
 from polyfed.core.checkpoint import read_json, write_json
 from polyfed.core.cost import DOWN, UP
-from polyfed.core.errors import InputError, TrainingError
+from polyfed.core.errors import InputError, PolyfedError, TrainingError
 from polyfed.core.lock import Lock
-from polyfed.data import Clients
-from polyfed.engines.known import KnownStages
 from polyfed.experiment import Experiment
+from polyfed.jobs import CutOff, Here, Job, Observer, Summary, Together
 from polyfed.sweep import Try, best, check_measured, tries
+from polyfed.terminal.live import showing_several
 from polyfed.terminal.progress import Ahead, Place
 
 REFERENCE = "local"
@@ -47,17 +46,7 @@ class Row:
     score: str = "accuracy"  # what stands where accuracy is said
 
 
-@dataclass(frozen=True)
-class Planned:
-    """A run of a comparison: what it is part of, what it does, and where it is kept."""
-
-    name: str
-    config: Config
-    folder: Path | None
-    what: str = ""  # the values that it tries
-
-
-Started = Callable[[Config, Place], Sequence[Callable[[dict[str, Any]], None]]]
+Started = Callable[[Config, Place], Sequence[Observer]]  # those with a method `close` are closed when their run ends
 
 
 def compare(
@@ -66,11 +55,15 @@ def compare(
     seeds: int | None = None,
     out: str | Path | None = None,
     started: Started | None = None,
+    jobs: int | str = "auto",
 ) -> list[Row]:
     """Run methods x seeds; with `local` as the reference row. Finished runs in `out` are kept and not run again.
 
     Where the experiment has a sweep, every method runs with each of its tries, and its row is the try that is best on
     validation data.
+
+    `jobs` is how many runs go on at once, each in a process of its own; the results are the same. `auto`: as many as
+    there are cores and memory for, once the work ahead is worth starting other processes (`polyfed.jobs`).
 
     Raises
     ------
@@ -89,67 +82,98 @@ def compare(
     if experiment.sweep:
         check_measured(experiment, labels)
     tried = tries(experiment, labels) if experiment.sweep else [Try(label, {}, {}) for label in labels]
-    first = experiment.base.seed
-    load = lru_cache(maxsize=1)(experiment.base.data.load)  # runs come seed by seed
+    first, at_once = experiment.base.seed, as_jobs(jobs)
+    here = Here()
     folder = Path(out) if out is not None else None
     runs = [_planned(experiment, choice, seed, folder) for seed in range(first, first + seeds) for choice in tried]
     for run in runs[: len(tried)]:
         config = run.config
-        prepare(config.method, load(first), config.models.names, config.settings(), config.models)
+        prepare(config.method, here.clients(config), config.models.names, config.settings(), config.models)
     if folder is None:
-        return _rows(experiment, tried, _all(runs, load, started))[0]
+        return _rows(experiment, tried, _all(runs, here, started, at_once))[0]
     with Lock(folder):
-        rows, told = _rows(experiment, tried, _all(runs, load, started))
+        rows, told = _rows(experiment, tried, _all(runs, here, started, at_once))
         content = {"experiment": experiment.dump(), "rows": [vars(row) for row in rows]}
         write_json(folder / "comparison.json", {**content, "sweep": told} if told else content)
     return rows
 
 
-def _planned(experiment: Experiment, choice: Try, seed: int, out: Path | None) -> Planned:
+def as_jobs(jobs: int | str) -> int | None:
+    """Return how many runs are to go on at once; None: whatever suits the machine.
+
+    Raises
+    ------
+    InputError
+        For anything but `auto` and numbers from 1.
+    """
+    if jobs == "auto":
+        return None
+    if not str(jobs).isdigit() or int(jobs) < 1:
+        raise InputError(f"jobs is 'auto' or a number from 1, not {jobs!r}.")
+    return int(jobs)
+
+
+def _planned(experiment: Experiment, choice: Try, seed: int, out: Path | None) -> Job:
     config = choice.of(experiment).config(choice.label, seed)
     if not experiment.sweep:
-        return Planned(choice.label, config, out / folder_of(config) if out else None)
+        return Job(choice.label, config, out / folder_of(config) if out else None)
     place = folder_of(config)
     name = f"{SWEEP}/{place.parent}/{choice.folder()}"
-    return Planned(name, config, out / name / place.name if out else None, choice.folder())
+    return Job(name, config, out / name / place.name if out else None, choice.folder())
 
 
-def _all(
-    runs: Sequence[Planned], load: Callable[[int], Clients], started: Started | None
-) -> dict[str, list[dict[str, Any]]]:
+def _all(runs: Sequence[Job], here: Here, started: Started | None, jobs: int | None) -> dict[str, list[Summary]]:
     """Run, continue, or read every run; return the results by name, in the order of seeds."""
-    begun = [run.folder is not None and (run.folder / "config.json").is_file() for run in runs]
-    for run, there in zip(runs, begun, strict=True):
-        if there:  # nothing trains before all of them are known to be the same
-            assert run.folder is not None
-            check_same(run.folder, replace(run.config, fingerprint=load(run.config.seed).fingerprint))
-    results: dict[str, list[dict[str, Any]]] = {run.name: [] for run in runs}
-    failed: list[str] = []
-    known, seed = KnownStages(), None
+    for run in runs:
+        if run.folder is not None and (run.folder / "config.json").is_file():
+            # nothing trains before all of them are known to be the same
+            check_same(run.folder, replace(run.config, fingerprint=here.clients(run.config).fingerprint))
+    done = {run: read_json(run.folder / "result.json") for run in runs if run.folder and is_finished(run.folder)}
     ahead = Ahead([run.name for run in runs])
-    for run, there in zip(runs, begun, strict=True):
-        config, folder = run.config, run.folder
-        if config.seed != seed:  # runs come seed by seed, and another seed has other data and other networks
-            known, seed = KnownStages(), config.seed
-        place = ahead.next()
-        if folder is not None and (folder / "result.json").is_file():
-            results[run.name].append(read_json(folder / "result.json"))
-        else:
-            observers = started(config, replace(place, what=run.what)) if started else ()
-            try:
-                done = execute(config, load(config.seed), out=folder, resume=there, observers=observers, known=known)
-            except TrainingError as error:  # one that diverges does not hold up all others
-                with_values = f" and {run.what}" if run.what else ""
-                failed.append(f"{config.label} with seed {config.seed}{with_values} ({error})")
-                continue
-            results[run.name].append(done.summary())
-        ahead.took(run.name, results[run.name][-1]["cost"]["seconds"]["total"])
-    if failed:
-        kept = " and kept: change these settings in a new directory" if runs[0].folder else ""
-        raise TrainingError(
-            f"{len(failed)} of {len(runs)} runs failed, the others are finished{kept}. " + "; ".join(failed)
-        )
+    for run, summary in done.items():
+        ahead.begin(run.name)
+        ahead.took(run.name, summary["cost"]["seconds"]["total"])
+
+    show = showing_several()
+
+    def begin(run: Job, at_once: int) -> Sequence[Observer]:
+        place = replace(ahead.begin(run.name, at_once), what=run.what)
+        if started is not None:
+            return started(run.config, place)
+        return show(run.config.label, run.config.planned_rounds(), place)
+
+    def ended(run: Job, summary: Summary) -> None:
+        ahead.took(run.name, summary["cost"]["seconds"]["total"])
+
+    todo = [run for run in runs if run not in done]
+    found = dict(zip(todo, Together(todo, jobs, begin, ended, here).run(), strict=True)) | done
+    _complain(runs, {run: error for run, error in found.items() if isinstance(error, PolyfedError)})
+    results: dict[str, list[Summary]] = {run.name: [] for run in runs}
+    for run in runs:
+        results[run.name].append(found[run])
     return results
+
+
+def is_finished(folder: Path) -> bool:
+    """Tell whether a folder holds a run that came to its end."""
+    return (folder / "result.json").is_file()
+
+
+def _complain(runs: Sequence[Job], failed: Mapping[Job, PolyfedError]) -> None:
+    """Raise one error for all runs that went wrong: those that diverged, then those whose process was killed."""
+    for kind, what in ((TrainingError, "failed"), (CutOff, "were cut off")):
+        told = [
+            f"{run.config.label} with seed {run.config.seed}{f' and {run.what}' if run.what else ''} ({error})"
+            for run, error in failed.items()
+            if isinstance(error, kind)
+        ]
+        if not told:
+            continue
+        kept = " and kept" if runs[0].folder else ""
+        advice = ": change these settings in a new directory" if kept else ""
+        if kind is CutOff:
+            advice = ": the same command goes on with these (fewer --jobs need less memory)" if kept else ""
+        raise kind(f"{len(told)} of {len(runs)} runs {what}, the others are finished{kept}{advice}. " + "; ".join(told))
 
 
 def _rows(

@@ -252,13 +252,13 @@ def test_a_resumed_run_shows_its_progress_too(tmp_path, capsys):
 def test_a_comparison_tells_how_long_all_of_it_takes():
     """Runs take as long as earlier ones of their name; before there is one, as long as the others."""
     ahead = Ahead(["a", "b", "a", "b"])
-    assert ahead.next() == Place(1, 4, None)
+    assert ahead.begin("a") == Place(1, 4, None)
     ahead.took("a", 10.0)
-    assert ahead.next() == Place(2, 4, 20.0)
+    assert ahead.begin("b") == Place(2, 4, 20.0)
     ahead.took("b", 30.0)
-    assert ahead.next() == Place(3, 4, 30.0)
+    assert ahead.begin("a") == Place(3, 4, 30.0)
     ahead.took("a", 20.0)
-    last = ahead.next()
+    last = ahead.begin("b")
     assert last == Place(4, 4, 0.0) and last.words(5.0) == "5 s for all" and Place(1, 4, None).words(5.0) == ""
 
 

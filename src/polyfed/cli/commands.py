@@ -114,6 +114,9 @@ def compare(
             "validation data. May be repeated."
         ),
     ] = None,
+    jobs: Annotated[
+        str, typer.Option(help="How many runs at once: auto (as many as there are cores and memory for), or a number.")
+    ] = "auto",
     **given: str | None,
 ) -> None:
     """Run several methods over several seeds on the same splits and initial weights."""
@@ -126,7 +129,7 @@ def compare(
     labels = [label.strip() for label in methods.split(",")] if methods else None
     experiment = read_experiment(file, given, set_ or (), scale, labels, sweep or ())
     progress = Console(stderr=as_json, quiet=quiet)
-    again = "the same command: finished runs are kept, this one goes on" if out else None
+    again = "the same command: finished runs are kept, the others go on" if out else None
     with watching(progress, log or (), out, again) as watch:
         rows = run_all(
             experiment,
@@ -136,6 +139,7 @@ def compare(
             started=lambda config, place: watch(
                 f"{config.label} #{config.seed} {place.what}".strip(), config.planned_rounds(), config.dump(), place
             ),
+            jobs=jobs,
         )
     _report(out, progress)
     if as_json:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from types import FrameType
 from typing import Any, Protocol
 
@@ -79,9 +80,8 @@ class View:
             self.latest = line["accuracy"]
             self.means.append(line["accuracy"]["mean"])
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw for the width that the terminal has now."""
-        width = options.max_width
+    def head(self, width: int) -> Text:
+        """Return the line of this run: how far it is and how long it will take."""
         done, rounds = self.time.done, self.time.rounds
         share = done / rounds if rounds else 0.0
         cells = max(4, min(40, width - 46))
@@ -91,15 +91,20 @@ class View:
         left = self.time.left()
         head = Text.assemble((self.label, "bold"), f"  round {done}/{rounds}  ", bar)
         head.append(f"  {duration(left)} left" if left is not None else "  starting")
-        if self.place is not None:
-            words = self.place.words(left)
-            whole = Text(f"run {self.place.number} of {self.place.total}" + (f", {words}" if words else ""))
-            whole.truncate(width, overflow="ellipsis")
-            yield whole
         if self.stopper is not None and self.stopper.asked:
             head.append("  stopping after this round", style="yellow")
         head.truncate(width, overflow="ellipsis")
-        yield head
+        return head
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw for the width that the terminal has now."""
+        width = options.max_width
+        if self.place is not None:
+            words = self.place.words(self.time.left())
+            whole = Text(f"run {self.place.number} of {self.place.total}" + (f", {words}" if words else ""))
+            whole.truncate(width, overflow="ellipsis")
+            yield whole
+        yield self.head(width)
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="bright_black", no_wrap=True, min_width=8)
         grid.add_column(no_wrap=True, overflow="ellipsis")
@@ -121,6 +126,52 @@ class View:
         yield grid
 
 
+class Board:
+    """The runs that are going on: one in full, or several with a line each; a run that ended stays above them."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.views: list[View] = []
+        self.live: Live | None = None
+
+    def add(self, view: View) -> None:
+        """Show one more."""
+        self.views.append(view)
+        if self.live is None:
+            self.live = Live(self, console=self.console, refresh_per_second=1 / SECONDS, transient=True)
+            self.live.start(refresh=True)
+
+    def refresh(self) -> None:
+        """Draw what is new."""
+        if self.live is not None:
+            self.live.refresh()
+
+    def remove(self, view: View) -> None:
+        """Leave the last state of a run on the screen, above those that go on."""
+        if view not in self.views:
+            return
+        self.views.remove(view)
+        if self.live is not None and not self.views:
+            self.live.stop()
+            self.live = None
+        self.console.print(view)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw for the width that the terminal has now."""
+        if len(self.views) == 1:
+            yield self.views[0]
+            return
+        places = [view.place for view in self.views if view.place is not None]
+        lefts = [left for view in self.views if (left := view.time.left()) is not None]
+        if places:
+            latest = max(places, key=lambda place: place.number)
+            words = latest.words(fmean(lefts)) if lefts else ""
+            done = latest.number - len(places)
+            yield Text(f"{done} of {latest.total} runs done, {len(places)} at once" + (f", {words}" if words else ""))
+        for view in self.views:
+            yield view.head(options.max_width)
+
+
 class LiveProgress:
     """An observer of a run that redraws a view on a terminal, and prints plain lines elsewhere."""
 
@@ -132,26 +183,27 @@ class LiveProgress:
         stopper: Stopper | None = None,
         names: Sequence[str] = (),
         place: Place | None = None,
+        board: Board | None = None,
     ) -> None:
         self.view = View(rounds, label, stopper=stopper, names=names, place=place)
-        self.live: Live | None = None
+        self.board: Board | None = None
         self.plain = PlainProgress(console, rounds, label, place)
         if console.is_terminal and not console.is_dumb_terminal and not console.quiet:
-            self.live = Live(self.view, console=console, refresh_per_second=1 / SECONDS, transient=False)
-            self.live.start(refresh=True)
+            self.board = board or Board(console)
+            self.board.add(self.view)
 
     def close(self) -> None:
         """Stop redrawing; the last state stays on the screen."""
-        if self.live is not None:
-            self.live.stop()
+        if self.board is not None:
+            self.board.remove(self.view)
 
     def __call__(self, line: dict[str, Any]) -> None:
         """Show a finished round."""
-        if self.live is None:
+        if self.board is None:
             self.plain(line)
             return
         self.view.add(line)
-        self.live.refresh()
+        self.board.refresh()
 
 
 class Stopper:
@@ -208,10 +260,7 @@ def showing(wanted: bool | None, rounds: int, label: str) -> Iterator[list[Calla
     list
         The observers of the run: none where nothing is shown.
     """
-    notebook = Console().is_jupyter
-    if wanted is None:
-        wanted = notebook or (sys.stderr is not None and sys.stderr.isatty())
-    if not wanted:
+    if not (_somebody_looks() if wanted is None else wanted):
         yield []
         return
     view = LiveProgress(Console(stderr=True, force_jupyter=False), rounds, label)
@@ -219,6 +268,19 @@ def showing(wanted: bool | None, rounds: int, label: str) -> Iterator[list[Calla
         yield [view]
     finally:
         view.close()
+
+
+def _somebody_looks() -> bool:
+    return Console().is_jupyter or (sys.stderr is not None and sys.stderr.isatty())
+
+
+def showing_several() -> Callable[[str, int, Place], list[Callable[[dict[str, Any]], None]]]:
+    """Return what shows runs that Python code starts together, by label, rounds and place, where somebody looks."""
+    if not _somebody_looks():
+        return lambda label, rounds, place: []
+    console = Console(stderr=True, force_jupyter=False)
+    board = Board(console)
+    return lambda label, rounds, place: [LiveProgress(console, rounds, label, place=place, board=board)]
 
 
 class Watch(Protocol):
@@ -257,6 +319,7 @@ def watching(console: Console, log: Sequence[str], out: Path | None, again: str 
         check(kind)
     opened: list[Any] = []
     folder = out / "log" if out else Path("runs") / "log"
+    board = Board(console)
 
     def close() -> None:
         while opened:
@@ -267,13 +330,11 @@ def watching(console: Console, log: Sequence[str], out: Path | None, again: str 
         def watch(
             label: str, rounds: int, config: Mapping[str, Any], place: Place | None = None
         ) -> list[Callable[[dict[str, Any]], None]]:
-            close()
-            view = LiveProgress(console, rounds, label, stopper, config.get("sites", ()), place)
+            view = LiveProgress(console, rounds, label, stopper, config.get("sites", ()), place, board)
             stopper.running = True
-            opened.append(view)
-            for kind in log:
-                opened.append(make(kind, folder, label, config))
-            return [*opened, stopper]
+            made: list[Any] = [view, *(make(kind, folder, label, config) for kind in log)]
+            opened.extend(made)
+            return [*made, stopper]
 
         try:
             yield watch

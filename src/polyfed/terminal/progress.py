@@ -73,17 +73,17 @@ class Ahead:
     """How long the rest of several runs will take: as long as earlier runs of the same name, or of any name, took."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self.names = names
-        self.number = 0
+        self.total = len(names)
+        self.rest = list(names)
         self.seconds: dict[str, list[float]] = {}
 
-    def next(self) -> Place:
-        """Begin the next run."""
-        self.number += 1
+    def begin(self, name: str, at_once: int = 1) -> Place:
+        """Begin the next run of a name; `at_once`: so many are going on at a time."""
+        if name in self.rest:  # else it begins again, somewhere else
+            self.rest.remove(name)
         every = [seconds for some in self.seconds.values() for seconds in some]
-        rest = self.names[self.number :]
-        left = sum(fmean(self.seconds.get(name, every)) for name in rest) if every else None
-        return Place(self.number, len(self.names), left if rest else 0.0)
+        left = sum(fmean(self.seconds.get(name, every)) for name in self.rest) / at_once if every else None
+        return Place(self.total - len(self.rest), self.total, left if self.rest else 0.0)
 
     def took(self, name: str, seconds: float) -> None:
         """Take in how long a run took."""

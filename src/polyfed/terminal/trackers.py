@@ -170,5 +170,6 @@ class Later(Tracker):
 
     def close(self) -> None:
         """Finish writing, if anything was written."""
-        if self.tracker is not None:
-            self.tracker.close()
+        tracker, self.tracker = self.tracker, None
+        if tracker is not None:
+            tracker.close()
