@@ -16,6 +16,7 @@ from polyfed.core.errors import InputError
 from polyfed.core.method import Method
 from polyfed.core.settings import Participation
 from polyfed.data import Clients
+from polyfed.models.estimators import is_estimator
 
 
 def as_method(method: Any) -> Method:
@@ -39,8 +40,8 @@ def as_models(models: Any) -> list[ModelSpec]:
     if not listed:
         raise InputError("models is empty: name at least one, for instance models=['mlp:2'].")
     for position, model in enumerate(listed):
-        if not (isinstance(model, str | nn.Module) or callable(model)):
-            kinds = "a model string, a torch module, or a class or function that builds one"
+        if not (isinstance(model, str | nn.Module) or callable(model) or is_estimator(model)):
+            kinds = "a model string, a torch module, an estimator, or a class or function that builds one"
             if several:
                 raise _wrong(f"models[{position}]", kinds, model)
             raise _wrong("models", f"a model or a list of models, each {kinds}", model)

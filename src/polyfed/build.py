@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from polyfed.core.errors import InputError
+from polyfed.core.learner import Estimator, Learner
 from polyfed.core.message import State
 from polyfed.core.method import Method
 from polyfed.core.nets import frozen_names
@@ -26,9 +27,10 @@ from polyfed.core.weights import fill, read_state
 from polyfed.data import Clients
 from polyfed.models import build, check_model, count_parameters, names, properties, with_feature_dim
 from polyfed.models.contract import REQUIRED, about_ids, cut_shapes, evaluating, sample_input
+from polyfed.models.estimators import as_learner, is_estimator, offers
 from polyfed.models.structure import structure
 
-ModelSpec = str | nn.Module | Callable[..., nn.Module]
+ModelSpec = str | nn.Module | Estimator | Callable[..., nn.Module | Estimator]
 WITH_WEIGHTS = re.compile(r"(.+?)=([^=,]+\.(?:safetensors|pt|pth|bin|ckpt))")
 EMPTY = inspect.Parameter.empty
 MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -78,6 +80,8 @@ def make_blueprint(
 ) -> Blueprint:
     """Build a model once from its seed, check it, and describe it."""
     module = make_module(model, label, input_shape, num_classes, seed, feature_dim, feature_adapter)
+    if isinstance(module, Learner):
+        return learner_blueprint(module, label)
     _check(module, label, input_shape, num_classes)
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise InputError(
@@ -100,6 +104,22 @@ def make_blueprint(
         cuts=cut_shapes(module, input_shape),
         random=draws_by_itself(module, sample_input(module, input_shape)),
         width_groups=getattr(module, "width_groups", dict)(),
+    )
+
+
+def learner_blueprint(learner: Learner, label: str) -> Blueprint:
+    """Describe a model that is no network: it has no tensors; what it learned is in its client's memory."""
+    return Blueprint(
+        name=label,
+        shapes={},
+        buffers=frozenset(),
+        properties=offers(learner),
+        feature_dim=None,
+        num_classes=learner.outputs,
+        family=None,
+        parameters=0,
+        initial={},
+        build=lambda: copy.deepcopy(learner),
     )
 
 
@@ -252,6 +272,8 @@ def _construct(model: ModelSpec, input_shape: tuple[int, ...], num_classes: int)
         return module
     if isinstance(model, nn.Module):
         return copy.deepcopy(model)
+    if is_estimator(model):
+        return as_learner(model, input_shape, num_classes)
     offered: dict[str, Any] = {"input_shape": input_shape, "num_classes": num_classes}
     wanted = inspect.signature(model).parameters
     named = {name: parameter for name, parameter in wanted.items() if parameter.kind not in MANY}
@@ -262,8 +284,13 @@ def _construct(model: ModelSpec, input_shape: tuple[int, ...], num_classes: int)
             f"instance lambda: {label_of(model)}({lacking[0]}=...), or a module."
         )
     made = model(**{name: value for name, value in offered.items() if name in wanted})
+    if is_estimator(made):
+        return as_learner(made, input_shape, num_classes)
     if not isinstance(made, nn.Module):
-        raise InputError(f"The model function {label_of(model)} returned a {type(made).__name__}, not a torch module.")
+        raise InputError(
+            f"The model function {label_of(model)} returned a {type(made).__name__}, neither a torch module nor an "
+            "estimator with fit and predict_proba."
+        )
     return made
 
 

@@ -11,9 +11,10 @@ from typing import Any
 from safetensors.torch import save
 from torch import nn
 
-from polyfed.core.checkpoint import write_atomic, write_json
+from polyfed.core.checkpoint import pack_tree, write_atomic, write_json
 from polyfed.core.cost import DOWN, UP, CostMeter
 from polyfed.core.errors import InputError
+from polyfed.core.learner import Learner
 from polyfed.core.party import Party
 from polyfed.core.selection import best_line, worth
 from polyfed.core.summary import client_columns, over_clients
@@ -188,11 +189,15 @@ class Result:
         }
 
     def save(self, directory: str | Path) -> None:
-        """Write `result.json` and the clients' models (safetensors) into a directory."""
+        """Write `result.json` and the clients' models (safetensors; of learners, what they were taught)."""
         directory = Path(directory)
         for client in self.models:
-            state = {name: tensor.contiguous() for name, tensor in self.models[client].state_dict().items()}
-            write_atomic(directory / "models" / f"client-{client}.safetensors", save(state))
+            model = self.models[client]
+            if isinstance(model, Learner):  # what it was taught: from that, and its samples, it is fitted again
+                blob = pack_tree(model.lessons())
+            else:
+                blob = save({name: tensor.contiguous() for name, tensor in model.state_dict().items()})
+            write_atomic(directory / "models" / f"client-{client}.safetensors", blob)
         if self.server_model is not None:
             state = {name: tensor.contiguous() for name, tensor in self.server_model.state_dict().items()}
             write_atomic(directory / "models" / "server.safetensors", save(state))

@@ -12,8 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.build import ModelSpec, label_of, make_module, weights_of
-from polyfed.core.checkpoint import read_json, write_atomic
+from polyfed.config import read_config
+from polyfed.core.checkpoint import read_json, read_tree, write_atomic
 from polyfed.core.errors import InputError, RunDirectoryError
+from polyfed.core.learner import Learner
+from polyfed.core.party import PartyData
 from polyfed.core.samples import Scaling
 from polyfed.core.shape import InputShape
 from polyfed.core.weights import fill, read_state
@@ -87,7 +90,10 @@ def load_model(run: str | Path, client: int | str, model: ModelSpec | None = Non
     settings = about["outputs"], about["seed"], about["feature_dim"], about["feature_adapter"]
     module = make_module(spec, str(spec), shape, *settings)
     file = folder / f"client-{client}.safetensors"
-    fill(module, read_state(file), f"{file}, read as {spec},")
+    if isinstance(module, Learner):
+        fit_again(module, run, client, file)
+    else:
+        fill(module, read_state(file), f"{file}, read as {spec},")
     scaling = about["scaling"]
     return TrainedModel(
         module.eval(),
@@ -96,6 +102,24 @@ def load_model(run: str | Path, client: int | str, model: ModelSpec | None = Non
         tuple(about["class_names"]),
         shape,
     )
+
+
+def fit_again(learner: Learner, run: str | Path, client: int, file: Path) -> None:
+    """Fit the learner of a finished run again: to what it was taught, and the samples of its client.
+
+    Raises
+    ------
+    RunDirectoryError
+        If only the script of the run can make its data.
+    """
+    config = read_config(run)
+    if "data" in config.script:
+        raise RunDirectoryError(
+            f"Client {client} of {run} had a learner, which is fitted again from the run's data, and that came from a "
+            "script: use result.models there."
+        )
+    clients = config.data.load(config.seed)
+    learner.recall(read_tree(file), PartyData(clients.client(client)[0], public=clients.public), client)
 
 
 def export(trained: TrainedModel, out: str | Path, format: str = "safetensors") -> Path:
@@ -116,6 +140,11 @@ def export(trained: TrainedModel, out: str | Path, format: str = "safetensors") 
         If the format is unknown, or the network cannot be written in it.
     """
     out = Path(out)
+    if isinstance(trained.module, Learner):
+        raise InputError(
+            "This model is no network, so it has no tensors to write: load_model(...).module.estimators() gives what "
+            "was fitted."
+        )
     if format not in ("safetensors", "torch", "onnx"):
         raise InputError(f"format is safetensors, torch or onnx, not '{format}'.")
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -11,8 +11,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from polyfed.config import Config
+from polyfed.core.checkpoint import read_tree
 from polyfed.core.errors import InputError, RunDirectoryError
+from polyfed.core.learner import Learner
 from polyfed.data import Clients
+from polyfed.engines.inprocess import InProcess
 from polyfed.models.contract import evaluating
 
 
@@ -59,8 +62,12 @@ def open_run(path: str | Path) -> OpenedRun:
             raise RunDirectoryError(f"There is no {file}: was the run finished and kept whole?")
         build = blueprints[info.architecture].build
         assert build is not None  # the models were named, so they can be built here
-        models[client] = build().eval()
-        models[client].load_state_dict(load_file(file))
+        model = models[client] = build().eval()
+        if isinstance(model, Learner):
+            assert isinstance(backend, InProcess)
+            model.recall(read_tree(file), backend.store.data[client], client)
+        else:
+            model.load_state_dict(load_file(file))
     names = {client: info.architecture for client, info in infos.items()}
     return OpenedRun(path, config.label, config.seed, config, clients, models, names)
 

@@ -111,6 +111,14 @@ class Method:
         """Return `needs`, where it depends on hyper-parameters."""
         return self.needs
 
+    def takes_learners(self) -> bool:
+        """Tell whether a client may be any learner: one that is fitted and asked, without weights or gradients.
+
+        Then what its stages teach is all in their data and labels (or `Stage.targets`), and nothing of a client is used
+        but `party.main(x)`.
+        """
+        return False
+
     def misfit(
         self, infos: Sequence[ClientInfo], blueprints: Mapping[str, Blueprint], input_shape: tuple[int, ...]
     ) -> str | None:

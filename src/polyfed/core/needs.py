@@ -8,7 +8,7 @@ from polyfed.core.errors import InputError
 from polyfed.core.method import Method
 from polyfed.core.party import Blueprint, ClientInfo
 from polyfed.core.samples import Samples
-from polyfed.core.task import CLASSIFICATION, Task
+from polyfed.core.task import CLASSIFICATION, Regression, Task
 
 SHOWN = 6  # methods that are named as alternatives; `polyfed methods --for FILE` lists all
 
@@ -84,6 +84,11 @@ def missing(
 ) -> str | None:
     """Return the first unmet need in words, or None."""
     needs = method.requirements()
+    for info in infos:
+        if "learner" in blueprints[info.architecture].properties:
+            found = _unfit_learner(method, needs, blueprints[info.architecture].properties, task)
+            if found is not None:
+                return found.format(f"{info} has {info.architecture}")
     if task != CLASSIFICATION:
         if "classes" in needs:
             return f"{EXPLAINED['classes']}, but the task is {task.name}"
@@ -94,6 +99,19 @@ def missing(
             remedy = f": {REMEDIES[need]}" if need in REMEDIES else ""
             return f"{EXPLAINED[need]}, but {found}{remedy}"
     return method.misfit(infos, blueprints, input_shape)
+
+
+def _unfit_learner(method: Method, needs: frozenset[str], offers: frozenset[str], task: Task) -> str | None:
+    """Say what a client lacks whose model is no network; the braces stand for the client and its model."""
+    if not method.takes_learners():
+        return "networks at every client, but {}, which can only be fitted and asked"
+    if ("regressor" in offers) != isinstance(task, Regression):
+        kinds = "a learner of values", "a learner of classes (with predict_proba)"
+        wanted, other = kinds if isinstance(task, Regression) else kinds[::-1]
+        return f"{wanted} for the task {task.name}, but {{}}, {other}"
+    if "public" in needs and "weighted" not in offers and "regressor" not in offers:
+        return "learners of soft labels, but {}, whose fit takes no sample_weight: use one that does"
+    return None
 
 
 def _lacking(

@@ -16,6 +16,7 @@ from polyfed.core.augment import augmentation_of
 from polyfed.core.dpsgd import PrivateTraining, is_private
 from polyfed.core.errors import InputError, TrainingError
 from polyfed.core.layout import aligned, beside_weights, channels_last
+from polyfed.core.learner import Learner
 from polyfed.core.nets import EVAL, TRAIN, Net, has_batch_norm, mode
 from polyfed.core.optimizers import make_optimizer
 from polyfed.core.party import Context, Party
@@ -46,13 +47,16 @@ _DROPOUTS = {
 
 
 def run_stage(stage: Stage, party: Party, ctx: Context, name: str) -> Trained:
-    """Run a stage to its end and return what it tells.
+    """Run a stage to its end and return what it tells. A model that is no network learns from it in its own way.
 
     Raises
     ------
     TrainingError
         When a loss is not finite, with the party, round and batch.
     """
+    model = party.models.get("main")
+    if isinstance(model, Learner):
+        return model.learn(stage, party, ctx)
     steppers: list[Stepper] = []
     totals = Totals()
     normed = is_normed(party)

@@ -115,6 +115,9 @@ class Stage:
     sum_gradients
         Add up the gradients of the first loss, as they are before `gradients`, clipping and the optimizer
         (`Trained.gradients`).
+    targets
+        For clients whose model is no network (see `core/learner.py`): what to answer on `data`, as outputs or as class
+        numbers, one for each sample. None: its labels.
     key
         Names a loss among all methods, with the values of the fields that it uses (`("l1", self.l1)`). In a comparison
         stages with equal keys, starts, data and settings are trained once; the plain loss of the task needs no key.
@@ -137,6 +140,7 @@ class Stage:
     training: Training | None = None
     shuffle: bool = True
     sum_gradients: bool = False
+    targets: Tensor | None = None
     key: Hashable | None = None
     until: Callable[[int], bool] | None = None
     rate_factor: Callable[[int], float] | None = None

@@ -22,7 +22,7 @@ def collect_statistics(model: nn.Module, data: Samples, batch_size: int) -> int:
     """
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     momentum = [norm.momentum for norm in norms]
-    device = next(model.parameters()).device
+    device = next((parameter.device for parameter in model.parameters()), data.x.device)
     model.eval()
     for norm in norms:
         norm.train()

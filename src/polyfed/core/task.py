@@ -157,9 +157,13 @@ class Regression(Task):
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the squared error in units of the spread, mean over samples and targets."""
-        if self.center:
-            targets = (targets - targets.new_tensor(self.center)) / targets.new_tensor(self.spread)
-        return F.mse_loss(outputs, targets)
+        return F.mse_loss(outputs, self.as_outputs(targets))
+
+    def as_outputs(self, targets: Tensor) -> Tensor:
+        """Return targets as the outputs that would predict them: in units of the spread."""
+        if not self.center:
+            return targets
+        return (targets - targets.new_tensor(self.center)) / targets.new_tensor(self.spread)
 
     def predictions(self, outputs: Tensor) -> Tensor:
         """Return values in the units of the targets."""

@@ -89,7 +89,7 @@ class Batched:
         if blueprint.random and blueprint.name not in self.told:
             self.told.add(blueprint.name)
             log.info("Clients of %s run one by one: their network draws random numbers by itself.", blueprint.name)
-        return blueprint.random
+        return blueprint.random or "learner" in blueprint.properties
 
     def by_stages(self, backend: InProcess, step: Step, messages: Mapping[int, Message], ctx: Context) -> Replies:
         """Let all clients work from stage to stage and collect their replies."""

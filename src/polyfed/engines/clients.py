@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from polyfed.core.learner import Learner
 from polyfed.core.message import State
 from polyfed.core.method import Method
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, PartyData, fill
@@ -155,6 +156,8 @@ class ClientStore:
             slot = self._slots[worker][party.info.architecture, model]
             slot.attach(state)
             party.models[model] = slot.module
+            if isinstance(slot.module, Learner):
+                slot.module.attach(party)
 
     def module(self, worker: int, architecture: str, model: str) -> nn.Module:
         """Return a worker's module of an architecture, with whichever client's tensors it holds now."""

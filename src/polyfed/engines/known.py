@@ -15,6 +15,7 @@ from threading import Lock
 import torch
 from torch import Tensor
 
+from polyfed.core.learner import Learner
 from polyfed.core.message import State
 from polyfed.core.method import Method
 from polyfed.core.party import Context, Party, fill
@@ -75,8 +76,8 @@ class KnownStages:
 
     def key(self, stage: Stage, party: Party, ctx: Context, name: str) -> bytes | None:
         """Return what tells a stage from all others, or None where it depends on more than can be compared."""
-        if ctx.round > 1 or ctx.privacy.on or not is_comparable(stage):
-            return None
+        if ctx.round > 1 or ctx.privacy.on or not is_comparable(stage) or isinstance(party.models["main"], Learner):
+            return None  # what a learner starts from is in its memory, and that it fitted before is known to itself
         data = stage.data if stage.data is not None else party.train
         digest = hashlib.blake2b(digest_size=16)
         settings = (stage.training or ctx.training, stage.epochs, stage.steps, stage.shuffle, stage.sum_gradients)

@@ -18,6 +18,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from polyfed.build import ModelSpec, label_of, make_blueprint, make_module
 from polyfed.core.blob import DTYPES
 from polyfed.core.errors import InputError, MessageError
+from polyfed.core.learner import Learner
 from polyfed.core.message import MAX_AXES, MAX_TENSORS, Message, State
 from polyfed.core.method import Method
 from polyfed.core.party import Blueprint, ClientInfo
@@ -34,7 +35,7 @@ MAX_INPUT = 1 << 26  # numbers of one input, and of what crosses a cut of a netw
 MAX_REHEARSED = 1 << 28  # numbers of one input for each class: the server rehearses the method with such samples
 MAX_UNIT = 1e30  # of center and spread of a regression: networks compute with them in single precision
 MAX_FEATURES = 1 << 26  # numbers of one feature vector for each class
-KNOWN = ("features", "split3", "width", "exits", "batchnorm", "mlp", "dropout")
+KNOWN = ("features", "split3", "width", "exits", "batchnorm", "mlp", "dropout", "learner", "regressor", "weighted")
 
 
 # Every field that leaves a site beside what the method sends, in words for the people there. A test holds it complete.
@@ -99,7 +100,7 @@ def introduce(method: Method, model: ModelSpec, data: SiteData, blueprint: Bluep
         "groups": list(data.input_shape.groups),
         "public": fingerprint(data.public),
         "public_classes": data.public_classes,
-        "model": model if isinstance(model, str) else None,
+        "model": model if isinstance(model, str) and "learner" not in blueprint.properties else None,
         "architecture": blueprint.name,
         "shapes": {name: list(shape) for name, shape in blueprint.shapes.items()},
         "dtypes": {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in blueprint.initial.items()},
@@ -170,8 +171,10 @@ def _blueprint(name: str, head: Head, blob: bytes, method: Method, run: Mapping[
     if len(shape) > MAX_AXES or math.prod(shape) > min(MAX_INPUT, MAX_REHEARSED // classes):
         raise ValueError(f"inputs of shape {list(shape)[:MAX_AXES]} are too large")
     shapes = {str(key): tuple(_count(n, least=0) for n in value) for key, value in head["shapes"].items()}
-    if not shapes or len(shapes) > MAX_TENSORS:
+    if not ("learner" in head["properties"] or 1 <= len(shapes) <= MAX_TENSORS):
         raise ValueError(f"a network has between 1 and {MAX_TENSORS:,} tensors")
+    if "learner" in head["properties"] and (shapes or head["model"] is not None or head["feature_dim"] is not None):
+        raise ValueError("a model that is no network has neither tensors nor features, and only its site can make it")
     if head["model"] is not None:
         check_size(str(head["model"]), shape, outputs, run, max_bytes // 4)
         made = make_blueprint(
@@ -237,7 +240,10 @@ def check_size(model: str, input_shape: tuple[int, ...], outputs: int, run: Mapp
     hook = register_module_parameter_registration_hook(register)
     try:
         with torch.device("meta"):
-            make_module(model, model, input_shape, outputs, run["seed"], run["feature_dim"], run["feature_adapter"])
+            known = (run["seed"], run["feature_dim"], run["feature_adapter"])
+            made = make_module(model, model, input_shape, outputs, *known)
+        if isinstance(made, Learner):
+            raise ValueError(f"'{model[:100]}' is no network: the server does not make it")
     finally:
         hook.remove()
 

@@ -24,6 +24,7 @@ from polyfed.build import ModelSpec
 from polyfed.core.checkpoint import pack_tree, read_json, read_tree, sweep, write_atomic, write_json
 from polyfed.core.errors import InputError, MessageError, PolyfedError
 from polyfed.core.evaluate import measure
+from polyfed.core.learner import Learner
 from polyfed.core.message import Message
 from polyfed.core.method import EVALUATE, Method, Step
 from polyfed.core.metrics import Metric, make_metrics
@@ -228,6 +229,8 @@ class Site:
             for model, state in tree["models"].items():
                 load_state(party.models[model], state)
             party.memory = tree["memory"]
+        if isinstance(module, Learner):
+            module.attach(party)
         if ctx.privacy.on and self.secure and self.ledger(head).is_file():
             party.memory[LEDGER] = read_json(self.ledger(head))
         return party, ctx

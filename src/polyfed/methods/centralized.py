@@ -20,3 +20,7 @@ class Centralized(Method):
     family: ClassVar[str] = "control"
     sends: ClassVar[str] = "all data (not a federation: the ceiling)"
     pools_data: ClassVar[bool] = True
+
+    def takes_learners(self) -> bool:
+        """Whatever a client has is trained on labels."""
+        return True

@@ -80,6 +80,10 @@ class FedMD(Method):
         """Public classes come first, then the private ones, where public labels are learned and are others."""
         return private_classes + ((public_classes or 0) if self.public_epochs else 0)
 
+    def takes_learners(self) -> bool:
+        """Answers on public data are all that is asked of a client, and soft labels all that it is taught."""
+        return True
+
     def beyond_training(self) -> str | None:
         """Only answers on public data leave."""
         return None
@@ -138,7 +142,7 @@ class FedMD(Method):
         if self.public_epochs:
             yield Stage(public_loss, data=client.public, epochs=self.public_epochs)
         if self.private_epochs:
-            yield Stage(private_loss, aux=label_shift(ctx), epochs=self.private_epochs)
+            yield replace(self.private_stage(client, ctx), epochs=self.private_epochs)
         return None
 
     def digest(self, client: Party, mean_logits: Tensor, ctx: Context) -> Local:
@@ -149,8 +153,12 @@ class FedMD(Method):
 
     def revisit(self, client: Party, ctx: Context) -> Local:
         """Train on private data."""
-        yield Stage(private_loss, aux=label_shift(ctx))
+        yield self.private_stage(client, ctx)
         return None
+
+    def private_stage(self, client: Party, ctx: Context) -> Stage:
+        """Return the training on private data."""
+        return Stage(private_loss, aux=label_shift(ctx), targets=shifted_labels(client, ctx))
 
     def distillation(self, data: Samples, target: Tensor, ctx: Context) -> Stage:
         """Return the stage that fits logits on `data` to `target`; public labels play no part."""
@@ -160,7 +168,8 @@ class FedMD(Method):
             batch_size=self.digest_batch or ctx.training.batch_size,
         )
         columns = {"target": target}
-        return Stage(self.distance, data=data, columns=columns, epochs=self.digest_epochs, training=training)
+        epochs = self.digest_epochs
+        return Stage(self.distance, data=data, columns=columns, epochs=epochs, training=training, targets=target)
 
     def distance(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
         """Return the distance of the logits to the batch's target logits."""
@@ -193,6 +202,11 @@ def private_loss(nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
 def label_shift(ctx: Context) -> dict[str, Tensor]:
     """Return where private labels start among the outputs."""
     return {"shift": torch.tensor(ctx.public_classes or 0)}
+
+
+def shifted_labels(client: Party, ctx: Context) -> Tensor | None:
+    """Return private labels as places among the outputs, where public ones come before them (None: they do not)."""
+    return client.train.labels() + ctx.public_classes if ctx.public_classes else None
 
 
 def subset_seed(ctx: Context) -> int:

@@ -14,6 +14,8 @@ Deviations:
     `all`, the accuracy among the private outputs is reported beside it.
     The paper is silent on the start of the server's model: random (`server_init="public"` trains it on public labels).
     Pre-training runs for a fixed number of epochs instead of until convergence.
+    A client that is no network learns private labels and what it has digested together, anew each time: it forgets
+    nothing of the latter, so the penalty is not for it.
     The copy's logits are computed once before a local update, which equals computing them batch by batch.
 """
 
@@ -35,7 +37,7 @@ from polyfed.core.passes import logits_of
 from polyfed.core.stage import Aux, Batch, Stage
 from polyfed.core.statistics import collect_statistics
 from polyfed.core.views import largest_first
-from polyfed.methods.fedmd import DIGEST, LOGITS, PRETRAIN, REVISIT, FedMD, label_shift, public_loss
+from polyfed.methods.fedmd import DIGEST, LOGITS, PRETRAIN, REVISIT, FedMD, public_loss
 from polyfed.models import build
 from polyfed.ops.distance import l1, soft_cross_entropy
 
@@ -120,7 +122,7 @@ class FedMDGlobal(FedMD):
         """Return M_g with its initial weights."""
         if self.server_model is None:
             largest = largest_first(ctx.blueprints)[0]
-            if largest.build is None:
+            if largest.build is None or "learner" in largest.properties:
                 raise InputError(
                     f"{self.name}: the server cannot build {largest.name}, the largest of the clients' models: "
                     "name one of its own (--set method.server_model=wrn-40-1)."
@@ -151,7 +153,8 @@ class FedMDGlobal(FedMD):
         """Train on private data, near the outputs of the copy M'_k from before."""
         if self.lwof and self.beta > 0:
             copy = logits_of(client.main, client.train)  # z', once: the copy is frozen and nothing is augmented
-            yield Stage(self.lwof_loss, aux=label_shift(ctx), columns={"copy": copy})
+            stage = self.private_stage(client, ctx)
+            yield replace(stage, loss=self.lwof_loss, columns={"copy": copy})
         else:
             yield from super().revisit(client, ctx)
         if self.bn_recalibrate and "subset_seed" in client.memory:

@@ -15,3 +15,7 @@ class Local(Method):
     name: ClassVar[str] = "local"
     paper: ClassVar[str] = "control: every client alone"
     family: ClassVar[str] = "control"
+
+    def takes_learners(self) -> bool:
+        """Whatever a client has is trained on labels."""
+        return True

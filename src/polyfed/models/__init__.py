@@ -1,6 +1,15 @@
 """Models: the contract, the zoo by name, and adapters for any module."""
 
-from polyfed.models import cnn, mlp, others, resnet, sequences, tabular, wrn  # noqa: F401  (importing them fills the registry)
+from polyfed.models import (  # noqa: F401  (importing them fills the registry)
+    cnn,
+    estimators,
+    mlp,
+    others,
+    resnet,
+    sequences,
+    tabular,
+    wrn,
+)
 from polyfed.models.adapt import adapt
 from polyfed.models.contract import Model, check_model, count_parameters, parameter_parts, properties, signature
 from polyfed.models.project import with_feature_dim

@@ -18,12 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polyfed.core.learner import Learner
+
 APART = {"training", "_parameters", "_buffers", "_modules"}  # attributes of a module that are described otherwise
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device, types.BuiltinFunctionType)
 
 
 def structure(module: nn.Module) -> Hashable:
     """Return a value that is equal for modules of the same architecture, whatever their weights."""
+    if isinstance(module, Learner):  # two estimators of one class with the same fields
+        return type(module.estimator), repr(module)
     return _Reader().read(module)
 
 
