@@ -41,6 +41,7 @@ def trained(epsilon: float | None, seed: int, number: int) -> tuple[torch.Tensor
         seed=seed * 1000 + number,
         evaluate="end",
         privacy=pf.Privacy(epsilon=epsilon),
+        engine="sequential",
         workers=1,
         progress=False,
     )

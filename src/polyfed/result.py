@@ -132,10 +132,10 @@ class Result:
         return summary
 
     def privacy(self) -> dict[str, Any]:
-        """Return delta and, for each client, the epsilon that it has spent; empty where training was not private."""
+        """Return delta, whom it is for (`unit`), and each client's epsilon so far; empty where nothing was private."""
         told = [line["privacy"] for line in self.history if "privacy" in line]
         spent = {client: epsilon for item in told for client, epsilon in item["epsilon"].items()}
-        return {"delta": told[-1]["delta"], "epsilon": spent} if told else {}
+        return {"unit": told[-1].get("unit", "sample"), "delta": told[-1]["delta"], "epsilon": spent} if told else {}
 
     def best_round(self) -> Best:
         """Return the round that is best on validation data (never on test data), and what it reached on test data.

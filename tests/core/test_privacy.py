@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import polyfed as pf
-from polyfed.core.dpsgd import PrivateTraining, Source, clipped, is_private
+from polyfed.core.dpsgd import PrivateTraining, Source, clipped, is_private, part_of
 from polyfed.core.errors import InputError
 from polyfed.core.party import ClientInfo, Context, Party, PartyData
 from polyfed.core.privacy import LEDGER, BudgetSpent, Privacy, added, calibrated, check_privacy, epsilon_of, spent_of
@@ -84,7 +84,7 @@ def test_the_least_noise_that_keeps_a_budget():
 # --- gradients, sampling, noise ---
 
 
-@pytest.mark.parametrize("clipping", ["global", "layer"])
+@pytest.mark.parametrize("clipping", ["global", "layer", "group"])
 def test_the_sum_is_that_of_a_loop_over_samples(clipping):
     party, ctx = client(Privacy(noise_multiplier=1e-9, max_norm=0.5, clipping=clipping))
     stage = Stage(loss)
@@ -100,7 +100,15 @@ def test_the_sum_is_that_of_a_loop_over_samples(clipping):
         grads = dict(zip(named, torch.autograd.grad(value, list(named.values())), strict=True))
         total = torch.stack([g.norm() for g in grads.values()]).norm()
         for name, grad in grads.items():
-            norm, bound = (total, 0.5) if clipping == "global" else (grad.norm(), 0.5 / len(named) ** 0.5)
+            norm, bound = total, 0.5
+            if clipping != "global":
+                parts = {part_of("main", other, clipping) for other in named}
+                mine = [
+                    g.norm()
+                    for n, g in grads.items()
+                    if part_of("main", n, clipping) == part_of("main", name, clipping)
+                ]
+                norm, bound = torch.stack(mine).norm(), 0.5 / len(parts) ** 0.5
             shortened += bool(norm > bound)
             expected[name] += grad * min(1.0, bound / float(norm))
     assert shortened
@@ -111,7 +119,7 @@ def test_the_sum_is_that_of_a_loop_over_samples(clipping):
 def test_no_sample_counts_for_more_than_the_bound():
     grads = {"main": {"a": torch.randn(20, 3, 4) * 100, "b": torch.randn(20, 2)}}
     grads["main"]["b"][7, 0] = float("nan")
-    for clipping in ("global", "layer"):
+    for clipping in ("global", "layer", "group"):
         found = clipped(grads, 1.5, clipping)["main"]
         norms = torch.cat([found["a"].flatten(1), found["b"]], 1).norm(dim=1)
         assert (norms <= 1.5).all() and torch.isfinite(norms).all()
@@ -225,13 +233,30 @@ def test_layers_that_mix_samples_are_refused_with_the_remedy():
 
 
 @pytest.mark.parametrize(
-    ("method", "told"), [(FedProto(), "mean feature"), (FedIN(), "features"), (HeteroFL(), "which classes")]
+    ("method", "told"),
+    [
+        (FedProto(collect="training"), "collected in training"),
+        (FedIN(), "features of their samples"),
+        (HeteroFL(), "which classes"),
+    ],
 )
 def test_methods_that_tell_more_than_training_are_refused(method, told):
     with pytest.raises(InputError, match=f"{method.name} also send .*{told}"):
         check_privacy(Privacy(epsilon=8), method)
     check_privacy(Privacy(), method)
     check_privacy(Privacy(epsilon=8), HeteroFL(mask=False))
+    check_privacy(Privacy(epsilon=8), FedProto())
+
+
+def test_layers_and_groups_of_a_gradient():
+    names = [f"{part}.{layer}.{tensor}" for part in ("stem", "head") for layer in "01" for tensor in ("weight", "bias")]
+    parts = {clipping: {part_of("main", name, clipping) for name in names} for clipping in ("global", "group", "layer")}
+    assert [len(found) for found in parts.values()] == [1, 2, 4]
+    ones = {"main": {name: torch.full((1, 1), 100.0) for name in names}}
+    assert float(clipped(ones, 1.0, "group")["main"]["stem.0.weight"]) == pytest.approx(1 / 8**0.5, abs=1e-5)
+    ones["main"]["head.0.weight"].zero_()  # the other group keeps its bound, and does not get what this one leaves
+    assert float(clipped(ones, 1.0, "group")["main"]["stem.0.weight"]) == pytest.approx(1 / 8**0.5, abs=1e-5)
+    assert float(clipped(ones, 1.0, "group")["main"]["head.1.bias"]) == pytest.approx(1 / 6**0.5, abs=1e-5)
 
 
 def test_a_private_run_is_the_same_with_any_workers_and_engine():

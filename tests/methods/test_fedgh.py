@@ -85,7 +85,7 @@ def test_the_server_steps_with_the_runs_rate_by_plain_sgd_unless_told_otherwise(
 def test_the_loss_of_the_head_falls():
     run = federation(FedGH(server_epochs=0), rounds=2)
     clients = [run.backend.store.open(client, run.ctx, scratch=True) for client in range(3)]
-    told_all = {c.id: Message(data=class_means(c.main, c.train, 3)) for c in clients}
+    told_all = {c.id: Message(data=class_means(c, run.ctx)) for c in clients}
     head = run.server.models["head"]
 
     def loss():

@@ -11,12 +11,18 @@ from polyfed.core.errors import InputError
 from polyfed.core.message import Message
 from polyfed.core.method import Step
 from polyfed.core.nets import Net
-from polyfed.core.party import Context, Party, PartyData
+from polyfed.core.party import ClientInfo, Context, Party, PartyData
 from polyfed.core.prototypes import class_means, class_sums, mean_prototypes, merged, packed_means, spread
 from polyfed.core.rng import SERVER
 from polyfed.core.stage import Batch
 from polyfed.methods.fedproto import FedProto
 from polyfed.models import build
+
+
+def means_of(model, samples):
+    party = Party(0, ClientInfo(0, len(samples), "m"), PartyData(samples))
+    party.models["main"] = model
+    return class_means(party, Context(0, 1, 1, pf.Training(), 3, (5,), 1))
 
 
 def packed(values, classes, counts):
@@ -51,7 +57,7 @@ def test_a_class_without_holders_keeps_its_prototype():
 def test_the_global_prototype_is_the_mean_over_all_samples_of_a_class():
     data = clients()
     model = build("mlp:1x8", (5,), 3).eval()
-    replies = [class_means(model, samples, 3) for samples in data.train]
+    replies = [means_of(model, samples) for samples in data.train]
     x = torch.cat([s.inputs() for s in data.train])
     y = torch.cat([s.labels() for s in data.train])
     full, known = spread(mean_prototypes(replies, 3), 3, 8)
@@ -179,7 +185,7 @@ def test_prototypes_collected_while_training_are_those_of_the_network_before_its
     training = pf.Training(epochs=epochs, batch_size=100, lr=0.5 if epochs == 1 else 1e-9)
     result = pf.run(FedProto(collect="training", weighting="samples"), data, ["mlp:1x8"], 1, training)
     start = make_blueprint("mlp:1x8", "mlp:1x8", (5,), 3, 0, None, "linear").build()
-    expected = mean_prototypes([class_means(start, samples, 3) for samples in data.train], 3)
+    expected = mean_prototypes([means_of(start, samples) for samples in data.train], 3)
     torch.testing.assert_close(result.server.memory["prototypes"]["prototypes"], expected["prototypes"])
     after = pf.run(FedProto(), data, ["mlp:1x8"], 1, training).server.memory["prototypes"]["prototypes"]
     assert (epochs > 1) == torch.allclose(after, expected["prototypes"], atol=1e-5)
@@ -189,10 +195,10 @@ def test_prototypes_from_before_the_training_are_those_of_the_last_rounds_networ
     """As FedTGP's released program has them."""
     data, training, model = clients(), pf.Training(epochs=2, batch_size=8, lr=0.2), "mlp:1x8"
     start = make_blueprint(model, model, (5,), 3, 0, None, "linear").build()
-    first = mean_prototypes([class_means(start, samples, 3) for samples in data.train], 3)
+    first = mean_prototypes([means_of(start, samples) for samples in data.train], 3)
     one, two = (pf.run(FedProto(lam=0.0, collect="before"), data, [model], rounds, training) for rounds in (1, 2))
     torch.testing.assert_close(one.server.memory["prototypes"]["prototypes"], first["prototypes"])
-    second = mean_prototypes([class_means(one.models[k], samples, 3) for k, samples in enumerate(data.train)], 3)
+    second = mean_prototypes([means_of(one.models[k], samples) for k, samples in enumerate(data.train)], 3)
     torch.testing.assert_close(two.server.memory["prototypes"]["prototypes"], second["prototypes"])
     assert not torch.allclose(first["prototypes"], second["prototypes"], atol=1e-3)
 

@@ -19,7 +19,7 @@ from torch.func import grad_and_value, vmap
 from polyfed.core.errors import InputError
 from polyfed.core.nets import FunctionalNet, norms_of
 from polyfed.core.party import Context, Party
-from polyfed.core.privacy import BudgetSpent, Privacy, added, epsilon_of, note, spent_of
+from polyfed.core.privacy import Privacy, added, note, spent_of
 from polyfed.core.rng import SERVER, generator
 from polyfed.core.samples import Samples
 from polyfed.core.stage import Batch, Grads, Stage, Update, batch_sizes, split_loss
@@ -59,8 +59,8 @@ class Source:
 
 
 def is_private(stage: Stage, party: Party) -> bool:
-    """Tell whether a stage learns from a client's own samples: from anything but public rows."""
-    if party.id == SERVER:
+    """Tell whether a stage learns from a client's own samples: from anything but public rows and what it was sent."""
+    if party.id == SERVER or stage.received:
         return False
     return stage.data is None or party.data.public is None or not within(stage.data, party.data.public)
 
@@ -89,10 +89,12 @@ class PrivateTraining:
         self.in_epoch = len(batch_sizes(self.samples, training.batch_size, False))
         self.epochs = stage.epochs if stage.epochs is not None or stage.steps is not None else training.epochs
         self.steps = stage.steps if stage.steps is not None else (self.epochs or 0) * self.in_epoch
-        self.multiplier = privacy.multiplier(self.rate, ctx.rounds * ctx.training.epochs * self.in_epoch)
+        planned = ctx.rounds * ctx.training.epochs * self.in_epoch
+        self.multiplier = privacy.multiplier(self.rate, planned, ctx.releases)
         self.check()
-        self.spent = added(spent_of(party.memory), self.rate, self.multiplier, self.steps)
-        self.check_budget()
+        before = spent_of(party.memory)
+        self.spent = added(before, self.rate, self.multiplier, self.steps)
+        privacy.check_budget(str(party), before, self.spent)
 
     def check(self) -> None:
         """Refuse what has no gradient of a single sample."""
@@ -109,19 +111,6 @@ class PrivateTraining:
             raise InputError(
                 "privacy: this method takes several gradients of one batch, and the noise is accounted for one: use a "
                 "method with one loss (fedavg, fedprox, fedmd)."
-            )
-
-    def check_budget(self) -> None:
-        """Stop before the budget is exceeded."""
-        budget, delta = self.privacy.epsilon, self.privacy.delta
-        if budget is None:
-            return
-        after = epsilon_of(self.spent, delta)
-        if after > budget:
-            now = epsilon_of(spent_of(self.party.memory), delta)
-            raise BudgetSpent(
-                f"{str(self.party).capitalize()} stops: its privacy budget is epsilon {budget:g} at delta {delta:g}; "
-                f"it has spent {now:.4g}, and this training would bring it to {after:.4g}."
             )
 
     def finish(self) -> None:
@@ -195,23 +184,37 @@ class PrivateTraining:
 
 
 def clipped(grads: Grads, max_norm: float, clipping: str) -> Grads:
-    """Return gradients [samples, ...] of which no sample's is longer than `max_norm`; those not finite become zero."""
-    squares = {k: {n: g.flatten(1).double().pow(2).sum(1) for n, g in group.items()} for k, group in grads.items()}
-    parts = sum(len(group) for group in squares.values())
-    if clipping == "global":
-        total = torch.stack([square for group in squares.values() for square in group.values()]).sum(0)
-        squares = {key: dict.fromkeys(group, total) for key, group in squares.items()}
-    bound = max_norm if clipping == "global" else max_norm / math.sqrt(parts)
+    """Return gradients [samples, ...] of which no sample's is longer than `max_norm`; those not finite become zero.
+
+    Parts that are shortened by themselves (see `part_of`) have equal bounds, whose squares add up to that of the whole.
+    """
+    squares: dict[tuple[str, ...], Tensor] = {}
+    for key, group in grads.items():
+        for name, grad in group.items():
+            part = part_of(key, name, clipping)
+            square = grad.flatten(1).double().pow(2).sum(1)
+            squares[part] = squares[part] + square if part in squares else square
+    bound = max_norm / math.sqrt(len(squares))
+    factors = {}
+    for part, square in squares.items():
+        norms = square.sqrt()
+        # A hair below the bound: rounding must not carry a gradient beyond it.
+        factor = torch.where(norms > bound, bound / norms * (1 - 1e-6), 1.0)
+        factors[part] = torch.where(torch.isfinite(norms), factor, 0.0)
     found: Grads = {}
     for key, group in grads.items():
         found[key] = {}
         for name, grad in group.items():
-            norms = squares[key][name].sqrt()
-            # A hair below the bound: rounding must not carry a gradient beyond it.
-            factor = torch.where(norms > bound, bound / norms * (1 - 1e-6), 1.0).to(grad)
-            factor = torch.where(torch.isfinite(norms), factor, 0.0).view(-1, *(1,) * (grad.dim() - 1))
+            factor = factors[part_of(key, name, clipping)].to(grad).view(-1, *(1,) * (grad.dim() - 1))
             found[key][name] = torch.where(factor > 0, grad * factor, 0.0)
     return found
+
+
+def part_of(model: str, name: str, clipping: str) -> tuple[str, ...]:
+    """Return the part of a gradient to which a tensor belongs: the whole, its group, or its layer."""
+    if clipping == "global":
+        return ()
+    return model, name.partition(".")[0] if clipping == "group" else name.rpartition(".")[0]
 
 
 def _groups(batch: Batch, size: int) -> Iterator[Batch]:

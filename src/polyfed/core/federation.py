@@ -13,6 +13,7 @@ import torch
 from polyfed.core.attack import falsified, honest_infos, malicious
 from polyfed.core.augment import check_images
 from polyfed.core.backend import Backend, Measure
+from polyfed.core.clientnoise import check_statistics, planned, with_noise, within_budget
 from polyfed.core.cost import DOWN, UP, CostMeter, peak_memory, reset_peak_memory
 from polyfed.core.errors import InputError, TrainingError
 from polyfed.core.evaluate import measure
@@ -89,6 +90,7 @@ class Federation:
             input_shape=input_shape,
             public_classes=public_classes,
             privacy=settings.privacy,
+            releases=method.releases().planned(self.rounds),
             clients=len(backend.infos),
             device=torch.device(settings.execution.device),
             blueprints=dict(backend.blueprints),
@@ -96,6 +98,8 @@ class Federation:
             task=task,
             metrics=tuple(metrics),
         )
+        self.replies_planned = planned(method, self.rounds)  # of each client
+        check_statistics(settings.privacy, self.ctx.blueprints)
         if settings.evaluation.patience is not None and not settings.evaluation.every:
             raise InputError("patience needs measurements before the end: leave out evaluate=end.")
         self.patience = Patience(settings.evaluation.patience, task)
@@ -176,6 +180,9 @@ class Federation:
     def _exchange(self, step: Step, clients: Sequence[int], missing: dict[int, str]) -> list[float]:
         """One exchange: send, work at the clients, fuse. Returns the clients' losses."""
         self.ctx.participants = tuple(sorted(clients))
+        if self.settings.privacy.of_clients and step.up:
+            able = self.settings.privacy, self.ctx.participants, self.server, self.ctx
+            self.ctx.participants = within_budget(*able, self.replies_planned, missing)
         messages: dict[int, Message] = {}
         with self.meter.time("send"), self._at_server(f"send/{step.name}"):
             for client in self.ctx.participants:
@@ -197,7 +204,7 @@ class Federation:
         if replies.epsilon:
             known = self.ctx.records.get("privacy", {}).get("epsilon", {})
             told = {str(client): epsilon for client, epsilon in sorted(replies.epsilon.items())}
-            self.ctx.log("privacy", {"delta": self.settings.privacy.delta, "epsilon": known | told})
+            self.ctx.log("privacy", {"unit": "sample", "delta": self.settings.privacy.delta, "epsilon": known | told})
         ordered = {client: replies.messages[client] for client in sorted(replies.messages)}
         if step.up and self.attack is not None:
             with self._at_server(f"attack/{step.name}"):
@@ -211,6 +218,9 @@ class Federation:
                 if self.rule is not None and ordered:
                     seen = self.method, self.server, messages
                     ordered = combined(self.rule, *seen, ordered, self.ctx, missing)
+                if self.settings.privacy.of_clients and ordered:
+                    seen = self.method, self.server, messages
+                    ordered = with_noise(*seen, ordered, step.name, self.replies_planned, self.ctx, missing)
                 if ordered:
                     self._fuse(step, ordered, missing)
         return [replies.losses[client] for client in ordered if client in replies.losses]

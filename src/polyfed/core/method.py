@@ -17,6 +17,7 @@ from polyfed.core.fields import check_fields
 from polyfed.core.message import Message
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, fill
 from polyfed.core.places import Place, default_places
+from polyfed.core.privacy import Releases
 from polyfed.core.stage import Aux, Batch, Stage, Trained
 from polyfed.ops.aggregate import IndexMap
 
@@ -136,10 +137,14 @@ class Method:
     def beyond_training(self) -> str | None:
         """Return what clients tell of their samples that is more than their training makes of them; None: nothing.
 
-        Noise in training covers all that is computed from the trained network (and public data). A method says None
-        where that is all that leaves.
+        Noise in training covers all that is computed from the trained network (and public data), and `releases` are
+        noisy by themselves. A method says None where that is all that leaves.
         """
         return self.sends if self.sends != "nothing" else None
+
+    def releases(self) -> Releases:
+        """Return how often a client tells sums over its samples: those of `core/releases.py`, which noise can cover."""
+        return Releases()
 
     # --- at the server, which never sees a client object ---
 

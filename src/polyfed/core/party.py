@@ -153,7 +153,8 @@ class Context:
     public_classes: int | None = None  # set when the public data has labels of its own, apart from the private ones
     phase: str = "round"  # before | round | after
     participants: tuple[int, ...] = ()  # of this exchange, in ascending order
-    privacy: Privacy = field(default_factory=Privacy)  # of clients' training
+    privacy: Privacy = field(default_factory=Privacy)  # of what leaves clients
+    releases: int = 0  # how often a client tells sums over its samples in the whole run, as the method says
     secure: bool = False  # noise comes from the operating system: in a real federation, where the seed is known to all
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     blueprints: dict[str, Blueprint] = field(default_factory=dict)

@@ -1,7 +1,9 @@
-"""Differential privacy of a client's training: the settings, the accountant, and what a client has spent.
+"""Differential privacy: the settings, the accountant, and what a client has spent.
 
-The accountant is `dp-accounting` (extra `privacy`), with Rényi differential privacy of the Poisson-sampled Gaussian
-mechanism; neighbouring data sets differ by one sample more or less. Nothing here needs torch.
+The accountant is `dp-accounting` (extra `privacy`), with Rényi differential privacy of the Gaussian mechanism. With the
+sample as unit, neighbouring data sets differ by one sample more or less: training on Poisson samples (`core/dpsgd.py`)
+and class sums over all samples (`core/releases.py`) add up in one ledger. With the client as unit, all of a client's
+data may be replaced (`core/clientnoise.py`). Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -30,43 +32,103 @@ class BudgetSpent(PolyfedError):
 
 
 @dataclass(frozen=True)
+class Releases:
+    """How often a client tells sums over its samples, made in `core/releases.py`: in each round, and once."""
+
+    each_round: int = 0
+    once: int = 0
+
+    def planned(self, rounds: int) -> int:
+        """Return how often in a whole run."""
+        return self.each_round * rounds + self.once
+
+
+@dataclass(frozen=True)
 class Privacy:
-    """Differential privacy of every client's training (DP-SGD), sample by sample.
+    """Differential privacy of what leaves a client.
 
     Attributes
     ----------
+    unit
+        Whom the guarantee is for. `sample`: each sample of each client, against everybody, the server too (DP-SGD, and
+        noise on class sums). `client`: each client as a whole, against all but the server, which adds noise to what it
+        combines.
     epsilon, delta
         The budget of each client for the whole run: it stops before it would exceed it.
     noise_multiplier
         Standard deviation of the noise in units of `max_norm`; none: the least with which the planned training keeps
         the budget. Privacy is on where this or `epsilon` is given.
     max_norm
-        Each sample's gradient is shortened to this norm.
+        Each sample's gradient is shortened to this norm; with the client as unit, each client's change.
     clipping
-        The norm of a sample's whole gradient (`global`), or of each tensor's (`layer`), whose bounds make up `max_norm`
-        together.
+        The norm of a sample's whole gradient (`global`), or those of its parts, whose bounds make up `max_norm`
+        together: of each `layer` (weight and bias), or of each `group` (a network's parts: the first word of names).
+    release_norm, release_share
+        For methods that tell class means: each sample's vector is shortened to this norm, and this share of epsilon is
+        theirs; the rest is for training.
     """
 
+    unit: Literal["sample", "client"] = "sample"
     epsilon: Positive | None = setting(None)
     delta: Annotated[float, Gt(0), Lt(1)] = setting(1e-5)
     noise_multiplier: Positive | None = setting(None)
     max_norm: Positive = 1.0
-    clipping: Literal["global", "layer"] = "global"
+    clipping: Literal["global", "layer", "group"] = "global"
+    release_norm: Positive = 1.0
+    release_share: Annotated[float, Gt(0), Lt(1)] = 0.5
 
     def __post_init__(self) -> None:
         check_fields(self, "privacy")
 
     @property
-    def on(self) -> bool:
-        """Whether training is private."""
+    def given(self) -> bool:
+        """Whether anything is private."""
         return self.epsilon is not None or self.noise_multiplier is not None
 
-    def multiplier(self, rate: float, steps: int) -> float:
-        """Return the noise multiplier: the one given, or the least that keeps the budget for so many steps."""
+    @property
+    def on(self) -> bool:
+        """Whether samples are protected: training and class sums are noisy."""
+        return self.given and self.unit == "sample"
+
+    @property
+    def of_clients(self) -> bool:
+        """Whether clients are protected: what the server combines is noisy."""
+        return self.given and self.unit == "client"
+
+    def multiplier(self, rate: float, steps: int, releases: int = 0) -> float:
+        """Return the noise multiplier: the one given, or the least that keeps the budget for so many steps.
+
+        Beside them, sums over the samples may be told so many times (`release_multiplier`).
+        """
         if self.noise_multiplier is not None:
             return self.noise_multiplier
         assert self.epsilon is not None
-        return calibrated(rate, max(1, steps), self.epsilon, self.delta)
+        beside = ((1.0, self.release_multiplier(releases), releases),) if releases else ()
+        return calibrated(rate, max(1, steps), self.epsilon, self.delta, beside)
+
+    def release_multiplier(self, releases: int) -> float:
+        """Return the noise multiplier of so many releases, which may cost their share of the budget."""
+        if self.noise_multiplier is not None:
+            return self.noise_multiplier
+        assert self.epsilon is not None
+        return calibrated(1.0, max(1, releases), self.release_share * self.epsilon, self.delta)
+
+    def check_budget(self, who: str, before: Spent, after: Spent) -> None:
+        """Stop a client before its budget is exceeded.
+
+        Raises
+        ------
+        BudgetSpent
+            With what it has spent, and what this would bring it to.
+        """
+        if self.epsilon is None:
+            return
+        wanted = epsilon_of(after, self.delta)
+        if wanted > self.epsilon:
+            raise BudgetSpent(
+                f"{who.capitalize()} stops: its privacy budget is epsilon {self.epsilon:g} at delta {self.delta:g}; it "
+                f"has spent {epsilon_of(before, self.delta):.4g}, and this would bring it to {wanted:.4g}."
+            )
 
 
 def accounting() -> Any:
@@ -129,16 +191,21 @@ def epsilon_of(spent: Spent, delta: float) -> float:
 
 
 @cache
-def calibrated(rate: float, steps: int, epsilon: float, delta: float) -> float:
-    """Return the least noise multiplier (to a thousandth, rounded up) with which so many steps stay within epsilon."""
+def calibrated(
+    rate: float, steps: int, epsilon: float, delta: float, beside: tuple[tuple[float, float, int], ...] = ()
+) -> float:
+    """Return the least noise multiplier (to a thousandth, rounded up) with which so many steps stay within epsilon.
+
+    `beside`: what else is spent.
+    """
     low, high = 1e-2, 1.0
-    while epsilon_of([(rate, high, steps)], delta) > epsilon:
+    while epsilon_of([*beside, (rate, high, steps)], delta) > epsilon:
         low, high = high, 2 * high
         if high > 1e6:
             raise InputError(f"privacy: no noise gives epsilon {epsilon:g} at delta {delta:g} over {steps} steps.")
     while high - low > 1e-3:
         middle = (low + high) / 2
-        if epsilon_of([(rate, middle, steps)], delta) > epsilon:
+        if epsilon_of([*beside, (rate, middle, steps)], delta) > epsilon:
             low = middle
         else:
             high = middle
@@ -163,21 +230,44 @@ def note(memory: dict[str, Any], spent: Spent, delta: float) -> None:
 
 
 def check_privacy(privacy: Privacy, method: Method) -> None:
-    """Refuse a method whose clients tell more of their samples than their training makes of them.
+    """Refuse a method whose clients tell more than the noise covers.
 
     Raises
     ------
     InputError
         With what that is.
     """
-    if not privacy.on:
+    if not privacy.given:
         return
     accounting()
     if method.pools_data:
         raise InputError(f"privacy: {method.name} puts all data in one place, so there is nothing to protect.")
+    if privacy.of_clients:
+        check_clients(method)
+        return
     told = "which classes a client holds" if "label_counts" in method.requirements() else method.beyond_training()
     if told is not None:
         raise InputError(
-            f"privacy: noise in training covers what is computed from the trained network alone, but clients of "
-            f"{method.name} also send {told}: use one that sends weights (fedavg) or logits on public data (fedmd)."
+            f"privacy: noise covers what is computed from the trained network alone, and sums over samples by class, "
+            f"but clients of {method.name} also send {told}: use one that sends weights (fedavg), logits on public "
+            "data (fedmd) or class means (fedproto)."
+        )
+
+
+def check_clients(method: Method) -> None:
+    """Refuse a method whose replies are more than numbers that are averaged, entry by entry."""
+    kinds = set(method.combines.values())
+    why = (
+        "does not average what it is sent"
+        if not kinds
+        else "uses each client's reply by itself"
+        if kinds & {"apart", "rows"}
+        else "is told which classes a client holds"
+        if "classes" in kinds or "label_counts" in method.requirements()
+        else None
+    )
+    if why is not None and method.family != "control":
+        raise InputError(
+            f"privacy: with unit=client noise goes into means over clients, but {method.name} {why}: use one that "
+            "averages weights (fedavg, heterofl with mask=false) or logits on public data (fedmd), or unit=sample."
         )

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from polyfed.core.passes import pass_over
-from polyfed.core.samples import Samples
+from polyfed.core.party import Context, Party
+from polyfed.core.releases import class_means_of
 
 Prototypes = dict[str, Tensor]  # "prototypes" [C_k, d], "classes" [C_k], "counts" [C_k]
 
 
-def class_means(model: nn.Module, data: Samples, num_classes: int) -> Prototypes:
-    """Return the mean feature of every class that the data holds, in prediction mode.
+def class_means(client: Party, ctx: Context) -> Prototypes:
+    """Return the mean feature of every class that a client holds, in prediction mode; private where that is asked for.
 
     `classes` is uint8 where it can be (int16 past 256 classes) and `counts` int32, so that C_k classes of d features
     cost 4·C_k·d + 4·C_k + C_k bytes on the wire.
     """
-    counts = torch.zeros(num_classes, device=next(model.parameters()).device)
-
-    def sums_of(x: Tensor, y: Tensor) -> Tensor:
-        z: Tensor = model.features(x)  # type: ignore[operator]
-        counts.add_(torch.bincount(y, minlength=num_classes))
-        return z.new_zeros(num_classes, z.shape[1]).index_add_(0, y, z)
-
-    sums = torch.stack(pass_over(model, data, sums_of)).sum(0)
-    return packed_means(sums, counts, num_classes)
+    main: Any = client.main
+    means, counts = class_means_of(client, ctx, lambda x: main.features(x), "prototypes")
+    held = torch.nonzero(counts).flatten()
+    return {
+        "prototypes": means[held],
+        "classes": class_numbers(held, ctx.num_classes),
+        "counts": counts[held].to(torch.int32),
+    }
 
 
 def packed_means(sums: Tensor, counts: Tensor, num_classes: int, passes: int = 1) -> Prototypes:

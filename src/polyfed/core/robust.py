@@ -90,6 +90,22 @@ def finite_only(replies: Replies, infos: Mapping[int, ClientInfo], missing: dict
     return good
 
 
+def placed_replies(
+    method: Method, server: Party, replies: Replies, ctx: Context, missing: dict[int, str]
+) -> dict[int, dict[str, Place]]:
+    """Return where the entries of each reply belong; who sent something that belongs nowhere is left out by name."""
+    placed: dict[int, dict[str, Place]] = {}
+    for client, message in replies.items():
+        try:
+            placed[client] = method.places(server, ctx.infos[client], message, ctx)
+            for name, place in placed[client].items():
+                _check(name, _tensor(message, name), place, ctx.infos[client])
+        except (RuntimeError, ValueError, KeyError, IndexError, TypeError, MessageError) as error:
+            missing[client] = f"Message from {ctx.infos[client]} refused: it cannot be compared ({error})."
+            placed.pop(client, None)
+    return placed
+
+
 @torch.no_grad()
 def combined(
     rule: Rule,
@@ -101,15 +117,7 @@ def combined(
     missing: dict[int, str],
 ) -> dict[int, Message]:
     """Return the replies as the rule lets the method see them; who was left out is logged as `left_out`."""
-    placed: dict[int, dict[str, Place]] = {}
-    for client, message in replies.items():
-        try:
-            placed[client] = method.places(server, ctx.infos[client], message, ctx)
-            for name, place in placed[client].items():
-                _check(name, _tensor(message, name), place, ctx.infos[client])
-        except (RuntimeError, ValueError, KeyError, IndexError, TypeError, MessageError) as error:
-            missing[client] = f"Message from {ctx.infos[client]} refused: it cannot be compared ({error})."
-            placed.pop(client, None)
+    placed = placed_replies(method, server, replies, ctx, missing)
     replies = {client: replies[client] for client in placed}
     if len(replies) < 2 or rule.does_nothing:
         return dict(replies)
@@ -222,11 +230,11 @@ def geometric_median(table: Sequence[Common]) -> list[Tensor]:
     clients = len(table[0].values)
     weights = torch.ones(clients, dtype=torch.float64)
     entries = sum(common.values.shape[1] for common in table)
-    own = sum((_held_by(common) for common in table), torch.zeros(clients, dtype=torch.float64))
+    own = sum((held_by(common) for common in table), torch.zeros(clients, dtype=torch.float64))
     middle = [held_mean(common.values.double(), weights, common.held) for common in table]
     last = math.inf
     for _ in range(TURNS):
-        squares = sum((_squares(c, z) for c, z in zip(table, middle, strict=True)), torch.zeros_like(weights))
+        squares = sum((squares_of(c, z) for c, z in zip(table, middle, strict=True)), torch.zeros_like(weights))
         distances = (squares * entries / own.clamp(min=1)).sqrt()
         total = float(distances.sum())
         if abs(last - total) <= CLOSE * total:
@@ -268,7 +276,7 @@ def outside(rule: Rule, table: Sequence[Common], clients: Sequence[int]) -> list
         for common_kind in dict.fromkeys(common.kind for common in table):
             mine = [common for common in table if common.kind == common_kind]
             values = torch.cat([common.values for common in mine], 1)
-            held = torch.cat([_held(common) for common in mine], 1)
+            held = torch.cat([held_entries(common) for common in mine], 1)
             least = torch.minimum(least, cosines(values, held_median(values, held), held))
         bad = least < rule.value
         return [] if bad.all() else [client for client, out in zip(clients, bad.tolist(), strict=True) if out]
@@ -319,8 +327,8 @@ def shortened(
     found = {client: dict(message.tensors()) for client, message in replies.items()}
     for kind in dict.fromkeys(common.kind for common in table):
         mine = [common for common in table if common.kind == kind]
-        squares = sum((_squares(c, torch.zeros(c.values.shape[1])) for c in mine), torch.zeros(len(replies)).double())
-        own = sum((_held_by(common) for common in mine), torch.zeros(len(replies)).double())
+        squares = sum((squares_of(c, torch.zeros(c.values.shape[1])) for c in mine), torch.zeros(len(replies)).double())
+        own = sum((held_by(common) for common in mine), torch.zeros(len(replies)).double())
         norms = squares.sqrt()
         if rule.value is not None:
             bounds = torch.full_like(norms, rule.value)
@@ -395,16 +403,17 @@ def _rebuilt(message: Message, tensors: Mapping[str, Tensor]) -> Message:
     )
 
 
-def _held(common: Common) -> Tensor:
+def held_entries(common: Common) -> Tensor:
+    """Return which entries each client holds."""
     return torch.ones(common.values.shape, dtype=torch.bool) if common.held is None else common.held
 
 
-def _held_by(common: Common) -> Tensor:
+def held_by(common: Common) -> Tensor:
     """Return how many entries each client holds."""
-    return _held(common).sum(1).double()
+    return held_entries(common).sum(1).double()
 
 
-def _squares(common: Common, middle: Tensor) -> Tensor:
+def squares_of(common: Common, middle: Tensor) -> Tensor:
     """Return each client's squared distance to a point, over what it holds."""
     away = common.values.double() - middle.double()
     return (away if common.held is None else torch.where(common.held, away, 0.0)).pow(2).sum(1)

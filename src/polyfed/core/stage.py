@@ -98,8 +98,9 @@ class Stage:
         The one update of an ordinary stage. `loss` may be a tuple of losses, combined by `gradients`.
     updates
         Instead of the above: several updates stepped in turn on the same batch.
-    data
-        The samples; None takes the party's own training data.
+    data, received
+        The samples; None takes the party's own training data. `received`: they were made of what the party was sent
+        alone, so that learning from them tells nothing of its own.
     columns
         Tensors with one row for each sample of `data` (soft targets, for instance); they appear in the batch.
     aux
@@ -144,6 +145,7 @@ class Stage:
     key: Hashable | None = None
     until: Callable[[int], bool] | None = None
     rate_factor: Callable[[int], float] | None = None
+    received: bool = False
 
     def all_updates(self) -> tuple[Update, ...]:
         """Return the updates of one batch, also for the one-loss form."""

@@ -287,6 +287,7 @@ def make_federation(
         metrics=metrics,
     )
     federation.sites = len(given.sites)
+    federation.ctx.secure = True  # sites know the seed
     return federation, infos
 
 

@@ -210,6 +210,7 @@ class Site:
             clients=int(head["clients"]),
             public_classes=run["public_classes"],
             privacy=privacy_of(run),
+            releases=method.releases().planned(int(run["rounds"])),
             secure=self.secure,
             phase=head["phase"],
             participants=tuple(head["participants"]),

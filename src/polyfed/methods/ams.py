@@ -106,6 +106,10 @@ class AMS(OneShot):
         """Masks, greedy choice and data impressions need to know which labels a client has."""
         return self.mask_absent or self.select == "greedy" or self.distill == "zero_shot"
 
+    def beyond_training(self) -> str | None:
+        """Name the temperature, which is fitted to samples."""
+        return "a temperature fitted to their samples" if self.normalize == "temperature" else None
+
     def upload(self, client: Party, ctx: Context) -> Message:
         """Return the network, the number of samples, and the fitted temperature where one is used."""
         message = super().upload(client, ctx)

@@ -34,15 +34,16 @@ from polyfed.core.fields import AtLeastOne, Count, NotNegative, Positive
 from polyfed.core.message import Message
 from polyfed.core.method import Combination, Local, Plan, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, fill, load_state
-from polyfed.core.passes import pass_over
 from polyfed.core.places import Place
+from polyfed.core.privacy import Releases
 from polyfed.core.prototypes import class_numbers
+from polyfed.core.releases import client_moments
 from polyfed.core.samples import Samples
 from polyfed.core.settings import Training
 from polyfed.core.stage import Aux, Batch, Stage
 from polyfed.core.views import Shared, View, head_misfit, linear_head
 from polyfed.methods.fedavg import FedAvg
-from polyfed.ops.moments import Moments, class_moments, gaussian_samples, merged_moments, pooled_moments
+from polyfed.ops.moments import Moments, gaussian_samples, merged_moments, pooled_moments
 
 
 @dataclass(frozen=True)
@@ -149,8 +150,14 @@ class CCVR(FedAvg):
             self.refresh(server, ctx)
 
     def beyond_training(self) -> str | None:
-        """Statistics are those of samples."""
-        return "means and covariances of features"
+        """Only weights and class statistics leave."""
+        return None
+
+    def releases(self) -> Releases:
+        """Tell statistics in every round, or once."""
+        if self.samples_per_class == 0:
+            return Releases()
+        return Releases(each_round=1) if self.when == "every_round" else Releases(once=1)
 
     def places(self, server: Party, info: ClientInfo, message: Message, ctx: Context) -> dict[str, Place]:
         """Return where entries meet: a shared covariance belongs to no class."""
@@ -172,8 +179,7 @@ class CCVR(FedAvg):
         """Train; tell the statistics of the features; calibrate the own head."""
         if step.name == "statistics":
             main: Any = client.main
-            z = torch.cat(pass_over(main, client.train, lambda x, _: main.features(x)))
-            found = class_moments(z, client.train.labels().to(z.device), self.covariance)
+            found = client_moments(client, ctx, lambda x: main.features(x), self.covariance)
             return Message(data=packed(found, ctx.num_classes))
         if step.name == "calibrate" and len(client.inbox.data["classes"]):
             yield self.calibration(client.inbox.data, client, ctx)
@@ -193,6 +199,7 @@ class CCVR(FedAvg):
             head_loss,
             trainable={"main": head_names(info, ctx) if info is not None else None},
             data=Samples(features, gaussians.classes.repeat_interleave(count)),
+            received=True,
             epochs=self.head_epochs,
             training=Training(
                 lr=self.head_lr or ctx.training.lr, batch_size=self.head_batch or ctx.training.batch_size

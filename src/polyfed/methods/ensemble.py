@@ -24,6 +24,8 @@ from polyfed.core.fields import NotNegative
 from polyfed.core.message import Message, State
 from polyfed.core.method import Combination, Local, Method, Plan, Step
 from polyfed.core.party import Context, Party, shared_state
+from polyfed.core.privacy import Releases
+from polyfed.core.releases import class_counts
 from polyfed.core.rng import SERVER
 from polyfed.core.stage import Aux, Batch, Stage
 from polyfed.fusion.networks import Averaged
@@ -70,8 +72,16 @@ class OneShot(Method):
         """Return the client's network, and its label counts if the server uses them."""
         message = Message(params={"main": shared_state(client.main)})
         if self.tells_counts():
-            message.data["counts"] = torch.tensor(client.train.label_counts(ctx.num_classes), dtype=torch.int32)
+            message.data["counts"] = class_counts(client, ctx)
         return message
+
+    def beyond_training(self) -> str | None:
+        """Only weights leave, and counts where they are used."""
+        return None
+
+    def releases(self) -> Releases:
+        """Tell counts once, where they are used."""
+        return Releases(once=int(self.tells_counts()))
 
     def tells_counts(self) -> bool:
         """Tell whether clients upload how many samples of each class they have (4·C bytes)."""

@@ -12,13 +12,14 @@ Deviations:
     The vectors of a round are those of its participants; a client that was not among them learns from all of these.
     A label without a vector (nobody held it, or only this client) adds nothing to the loss; there are none in round 1.
     Label means start from zero counts (one released program starts at one, which shrinks them).
+    With privacy the vectors are collected after training, in prediction mode: sums over steps have no bound.
     The mean over clients is uniform, so the numbers of samples of each label do not travel; the labels do (one byte).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -29,7 +30,9 @@ from polyfed.core.fields import NotNegative
 from polyfed.core.message import Message
 from polyfed.core.method import Combination, Local, Method, Step
 from polyfed.core.party import ClientInfo, Context, Party
+from polyfed.core.privacy import Releases
 from polyfed.core.prototypes import class_numbers, spread
+from polyfed.core.releases import class_means_of
 from polyfed.core.stage import Aux, Batch, Stage, Sums
 from polyfed.methods.fedavg import PRETRAIN, FedAvg
 
@@ -55,6 +58,14 @@ class FedDistill(Method):
 
     lam: NotNegative = 1.0
     leave_one_out: bool = True
+
+    def beyond_training(self) -> str | None:
+        """Only mean logits leave."""
+        return None
+
+    def releases(self) -> Releases:
+        """Tell mean logits in every round."""
+        return Releases(each_round=1)
 
     def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
         """Send G_k, Eq. (2), for the labels that have one."""
@@ -86,8 +97,13 @@ class FedDistill(Method):
 
     def local(self, client: Party, step: Step, ctx: Context) -> Local:
         """Train, and tell the mean logits F_k of each label that was seen."""
-        trained = yield self.stage(client, ctx)
-        return Message(data=packed(trained.sums["logits"], trained.sums["counts"], ctx))
+        if not ctx.privacy.on:
+            trained = yield self.stage(client, ctx)
+            return Message(data=packed(trained.sums["logits"], trained.sums["counts"], ctx))
+        # Sums over the steps have no bound: with privacy the logits are those of the trained network, once a sample.
+        yield replace(self.stage(client, ctx), loss=lambda *given: self.distill_loss(*given)[0])
+        means, counts = class_means_of(client, ctx, lambda x: client.main(x), "logits")
+        return Message(data=packed(means * counts.unsqueeze(1), counts, ctx))
 
     def distill_loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> tuple[Tensor, Sums]:
         """Return Eq. (1), and beside it the sum of the logits, and the number of samples, of each label."""

@@ -40,7 +40,9 @@ from polyfed.core.fields import AtLeastOne, AtLeastTwo, NotNegative, Positive, S
 from polyfed.core.message import Message
 from polyfed.core.method import EVALUATE, Combination, Local, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party
+from polyfed.core.privacy import Releases
 from polyfed.core.prototypes import class_numbers
+from polyfed.core.releases import class_counts
 from polyfed.core.samples import Samples
 from polyfed.core.settings import Training
 from polyfed.core.stage import Aux, Batch, Draw, Stage
@@ -110,6 +112,10 @@ class FedGen(FedAvg):
     def generates(self) -> bool:
         """Whether a term of Eq. (4) needs generated features."""
         return bool(self.alpha or self.beta)
+
+    def releases(self) -> Releases:
+        """Tell counts in every round, where there is a generator."""
+        return Releases(each_round=int(self.generates))
 
     def policy(self, ctx: Context) -> View:
         """Return the view: of heads, or as in FedAvg."""
@@ -240,7 +246,7 @@ class FedGen(FedAvg):
         """Train, then return the shared tensors and the numbers of samples."""
         reply = yield from super().local(client, step, ctx)
         if self.generates and reply is not None:
-            reply.data["counts"] = torch.tensor(client.train.label_counts(ctx.num_classes), dtype=torch.int32)
+            reply.data["counts"] = class_counts(client, ctx)
         return reply
 
 

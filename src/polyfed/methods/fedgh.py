@@ -29,6 +29,7 @@ from polyfed.core.fields import AtLeastOne, Count, Positive
 from polyfed.core.message import Message
 from polyfed.core.method import Combination, Local, Method, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, load_state
+from polyfed.core.privacy import Releases
 from polyfed.core.prototypes import class_means
 from polyfed.core.samples import Samples
 from polyfed.core.settings import Training
@@ -100,12 +101,20 @@ class FedGH(Method):
         stage = Stage(head_loss, data=Samples(prototypes, labels), epochs=self.server_epochs, training=training)
         ctx.run(stage, {"main": server.models["head"]}, "head")
 
+    def beyond_training(self) -> str | None:
+        """Only class means leave."""
+        return None
+
+    def releases(self) -> Releases:
+        """Tell prototypes in every round."""
+        return Releases(each_round=1)
+
     # --- client ---
 
     def local(self, client: Party, step: Step, ctx: Context) -> Local:
         """Train extractor and head, then tell the prototypes."""
         yield Stage(self.loss)
-        told = class_means(client.main, client.train, ctx.num_classes)
+        told = class_means(client, ctx)
         return Message(data={"prototypes": told["prototypes"], "classes": told["classes"]})
 
 

@@ -28,6 +28,7 @@ from polyfed.core.fields import NotNegative
 from polyfed.core.message import Message
 from polyfed.core.method import Combination, Local, Method, Step
 from polyfed.core.party import ClientInfo, Context, Party
+from polyfed.core.privacy import Releases
 from polyfed.core.prototypes import class_means, class_sums, mean_prototypes, merged, packed_means, spread
 from polyfed.core.stage import Aux, Batch, Stage, Sums
 
@@ -61,6 +62,19 @@ class FedProto(Method):
     predict_with: Literal["head", "prototype"] = "head"
     collect: Literal["after", "before", "training"] = "after"
 
+    def beyond_training(self) -> str | None:
+        """Name sums of features while the network moves: `class_means` does not make those."""
+        return "features collected in training (collect=after and before can be private)" if self.collecting else None
+
+    def releases(self) -> Releases:
+        """Tell prototypes in every round."""
+        return Releases(each_round=1)
+
+    @property
+    def collecting(self) -> bool:
+        """Whether prototypes are collected while training."""
+        return self.collect == "training"
+
     def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
         """Send the global prototypes that exist so far."""
         return Message(data=dict(server.memory.get("prototypes", {})))
@@ -85,11 +99,11 @@ class FedProto(Method):
     def local(self, client: Party, step: Step, ctx: Context) -> Local:
         """Train towards the global prototypes, then return the client's own."""
         prototypes, known = spread(client.inbox.data, ctx.num_classes, cast(int, client.main.feature_dim))
-        before = class_means(client.main, client.train, ctx.num_classes) if self.collect == "before" else None
-        loss = self.collecting_loss if self.collect == "training" else self.loss
+        before = class_means(client, ctx) if self.collect == "before" else None
+        loss = self.collecting_loss if self.collecting else self.loss
         trained = yield Stage(loss, aux={"prototypes": prototypes, "known": known})
-        if self.collect != "training":
-            return Message(data=before or class_means(client.main, client.train, ctx.num_classes))
+        if not self.collecting:
+            return Message(data=before or class_means(client, ctx))
         seen = trained.sums
         return Message(data=packed_means(seen["features"], seen["counts"], ctx.num_classes, ctx.training.epochs))
 

@@ -184,7 +184,7 @@ class FedVTC(VariationalLoss):
             load_state(vtc, {"log_sigma": client.inbox.data["sigma"].log()})
         yield from self.stages(client, ctx)
         client.memory["trained"] = 1
-        data = class_means(client.main, client.train, ctx.num_classes)
+        data = class_means(client, ctx)
         if self.weighting == "uniform":
             del data["counts"]  # nobody needs to know them
         reply = Message(data={**data, "sigma": vtc.sigma})

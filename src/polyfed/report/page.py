@@ -48,6 +48,7 @@ def render(study: Study, targets: Sequence[float] | None = None) -> str:
             "targets": tables.targets(study, targets),
             "fairness": tables.fairness(study),
             "clients": tables.clients(study, SHOWN_CLIENTS),
+            "trust": tables.trust(study),
             "wire": tables.wire(study),
             "sweep": tables.sweep(study),
         },

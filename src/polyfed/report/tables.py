@@ -240,6 +240,34 @@ def clients(study: Study, most: int | None = None) -> Table:
     return _without_empty(Table("clients", "Every client", columns, rows))
 
 
+def trust(study: Study) -> Table:
+    """Of the first seed: who was malicious, left out or missing, and what each has spent; others have no row."""
+    columns = [
+        Column("method", number=False),
+        Column("client"),
+        Column("malicious", "what it did instead of the truth; it counts in no accuracy", number=False),
+        Column("left out", "rounds in which the rule against bad senders left it out"),
+        Column("missing", "rounds in which its reply did not count: away, refused, or its budget was spent"),
+        Column("epsilon", "privacy loss, of a sample or of the client as a whole, at the run's delta"),
+        Column("unit", "whom epsilon is for", number=False),
+    ]
+    rows = []
+    for label, runs in study.runs.items():
+        run = runs[0]
+        attack = run.config.get("trust", {}).get("attack") or "yes"
+        spent = run.summary.get("privacy", {})
+        for client in range(run.clients):
+            bad = any(client in line.get("malicious", ()) for line in run.history)
+            out = sum(client in line.get("left_out", ()) for line in run.history)
+            gone = sum(str(client) in line.get("missing", {}) for line in run.history)
+            epsilon = spent.get("epsilon", {}).get(str(client))
+            if bad or out or gone or epsilon is not None:
+                cells = [Cell(label, label), number(client, "d"), word(attack if bad else None)]
+                cells += [number(out or None, "d"), number(gone or None, "d"), number(epsilon, ".4g")]
+                rows.append([*cells, word(spent.get("unit", "sample") if epsilon is not None else None)])
+    return _without_empty(Table("trust", "Trust", columns, rows))
+
+
 def wire(study: Study) -> Table:
     """Bytes by phase, direction and kind."""
     columns = [
@@ -295,6 +323,7 @@ TABLES: dict[str, Callable[[Study], Table]] = {
     "targets": targets,
     "fairness": fairness,
     "clients": clients,
+    "trust": trust,
     "wire": wire,
     "sweep": sweep,
 }

@@ -181,7 +181,9 @@ def client_table(summary: Mapping[str, Any], alone: Sequence[float] | None = Non
     private = ""
     if "privacy" in summary:
         told = summary["privacy"]
-        private = f"; privacy: epsilon {max(told['epsilon'].values()):.4g} at delta {told['delta']:g} (the largest)"
+        unit = told.get("unit", "sample")
+        largest = f"epsilon {max(told['epsilon'].values()):.4g} at delta {told['delta']:g}"
+        private = f"; privacy of each {unit}: {largest} (the largest)"
     own = accuracy.get("personal")
     personal = f"; on own test data {percent(own['mean'])} %{_undefined(own)}" if own else ""
     held = accuracy.get("validation")
