@@ -149,6 +149,18 @@ def test_an_introduction_beyond_every_limit_refuses_its_site(server, change):
         server.given.read("south", {**head, **change}, blob)
 
 
+def test_a_bad_introduction_of_an_earlier_start_is_asked_for_again_and_bricks_nothing(server):
+    from polyfed.flower.registration import Registration
+
+    said: list[str] = []
+    sites = list(server.introductions)
+    again = Registration(None, server.given.run, sites, said.append, lambda heads: None, server.given.read)
+    head, blob = server.introductions["south"]
+    known = {**server.introductions, "south": ({**head, "samples": 2**40}, blob)}
+    assert set(again._readable(known)) == {*sites} - {"south"} == set(again.met)
+    assert len(said) == 1 and "Asking again: Site south cannot take part" in said[0]
+
+
 # --- what a site weighs ---
 
 
