@@ -31,6 +31,11 @@ def others(data):
     return replace(data, train=[other(samples) for samples in data.train])
 
 
+def plain(model):
+    """Return a network without BatchNorm, where that is an option: it mixes samples and is refused."""
+    return model.replace(",bn", "") if isinstance(model, str) else model
+
+
 def sent_by(setting, data):
     exchange, sent = InProcess.exchange, []
 
@@ -49,7 +54,7 @@ def sent_by(setting, data):
 
 @pytest.mark.parametrize("case", CASES, ids=[case.id for case in CASES])
 def test_what_leaves_does_not_depend_on_samples_that_the_noise_hides(case):
-    setting = case.setting
+    setting = replace(case.setting, models=tuple(plain(model) for model in case.setting.models))
     try:
         check_privacy(BLIND, setting.method)
     except InputError as refusal:

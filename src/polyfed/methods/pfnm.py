@@ -99,6 +99,10 @@ class PFNM(OneShot):
         """One round; a second exchange where clients score the candidates."""
         return Plan(round=(UPLOAD, SCORE) if self.select_on in ("train", "validation") else (UPLOAD,), rounds=1)
 
+    def beyond_training(self) -> str | None:
+        """Name the scores of candidates, which clients count on their samples."""
+        return None if self.plan().round == (UPLOAD,) else "how many of their samples each candidate gets right"
+
     def tells_counts(self) -> bool:
         """Upload the label counts too."""
         return True
