@@ -1,6 +1,7 @@
 # The public names and where they live. Type checkers read this file, and `__init__.py` imports from it on first use.
 from .api import resume as resume
 from .api import run as run
+from .compare import compare as compare
 from .core.errors import InputError as InputError
 from .core.errors import PolyfedError as PolyfedError
 from .core.message import Message as Message

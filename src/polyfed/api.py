@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -132,34 +133,61 @@ def run(
         Before any training, when the request cannot be carried out.
     """
     check_arguments(clients, participation, out, observers)
-    method, models = as_method(method), as_models(models)
-    wanted = as_metrics(metrics)
-    names = tuple(found.name for found in make_metrics(wanted, clients.task)) if wanted else ()
-    config = Config(
-        method=method,
-        label=label or method.name or type(method).__name__,
+    models, wanted = as_models(models), as_metrics(metrics)
+    config = configured(
+        method,
+        clients,
+        models,
+        wanted,
+        label,
         rounds=rounds,
         seed=seed,
-        data=Data.of(clients, seed),
-        models=Networks(tuple(map(described, models)), feature_dim, feature_adapter),  # type: ignore[arg-type]
         training=training or Training(),
-        participation=Participation(share=participation) if isinstance(participation, int | float) else participation,
-        evaluation=Evaluation(evaluate, evaluate_clients, evaluate_samples, names, patience),  # type: ignore[arg-type]
+        networks=(feature_dim, feature_adapter),
+        participation=participation,
+        evaluation=(evaluate, evaluate_clients, evaluate_samples, patience),
         execution=Execution(engine, workers, device, checkpoint_seconds),  # type: ignore[arg-type]
         trust=Trust(robust, attack),
         privacy=privacy or Privacy(),
+    )
+    return execute(config, clients, models, out, resume, observers, progress, metrics=wanted)
+
+
+def configured(
+    method: Method | type[Method] | str,
+    clients: Clients,
+    models: Sequence[ModelSpec],
+    metrics: Sequence[str | Function],
+    label: str | None = None,
+    *,
+    networks: tuple[int | None, str] = (None, "linear"),
+    participation: Participation | float = 1.0,
+    evaluation: tuple[str | int, int | None, int | None, int | None] = (1, None, None, None),
+    **rest: Any,
+) -> Config:
+    """Return the configuration of a run whose data, models and method are objects."""
+    method = as_method(method)
+    names = tuple(found.name for found in make_metrics(metrics, clients.task)) if metrics else ()
+    every, some_clients, some_samples, patience = evaluation
+    return Config(
+        method=method,
+        label=label or method.name or type(method).__name__,
+        data=Data.of(clients, rest["seed"]),
+        models=Networks(tuple(map(described, models)), *networks),  # type: ignore[arg-type]
+        participation=Participation(share=participation) if isinstance(participation, int | float) else participation,
+        evaluation=Evaluation(every, some_clients, some_samples, names, patience),  # type: ignore[arg-type]
         script=tuple(
             part
             for part, named in (
                 ("method", methods.is_importable(type(method))),
                 ("data", bool(clients.recipe.get("repeatable"))),
                 ("models", all(isinstance(model, str) for model in models)),
-                ("metrics", all(isinstance(metric, str) for metric in wanted)),
+                ("metrics", all(isinstance(metric, str) for metric in metrics)),
             )
             if not named
         ),
+        **rest,
     )
-    return execute(config, clients, models, out, resume, observers, progress, metrics=wanted)
 
 
 def execute(
@@ -264,6 +292,7 @@ def _result(
         server=federation.server,
         pooled=config.method.pools_data,
         task=clients.task,
+        names=list(clients.names),
     )
 
 

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from polyfed.core.errors import InputError
+from polyfed.core.errors import InputError, unknown
 from polyfed.core.learner import Estimator, Learner
 from polyfed.core.message import State
 from polyfed.core.method import Method
 from polyfed.core.nets import frozen_names
+from polyfed.core.own_code import imported, is_reference, own_code
 from polyfed.core.party import Blueprint, ClientInfo, PartyData, state_of
 from polyfed.core.rng import seeded
 from polyfed.core.runner import draws_by_itself
@@ -54,6 +55,37 @@ def weights_of(model: str) -> tuple[str, Path | None]:
     """Split `resnet10:w16=weights.safetensors` into the model string and the file that its weights begin from."""
     found = WITH_WEIGHTS.fullmatch(model.strip())
     return (found[1], Path(found[2]).expanduser()) if found else (model, None)
+
+
+def in_zoo(model: ModelSpec) -> bool:
+    """Tell whether a model is a name that means the same on every machine: no file's weights, nobody's own code."""
+    return isinstance(model, str) and weights_of(model)[1] is None and not is_own(model)
+
+
+def is_own(model: str) -> bool:
+    """Tell whether a model string names somebody's own code, `package.module:function`: no name of the zoo does."""
+    name = model.split(":")[0]
+    return is_reference(model) and name not in names() and name.split("-")[0] not in names()
+
+
+def own_model(name: str, option: str = "--models") -> Callable[..., nn.Module]:
+    """Return what `package.module:function` names: a function or class that makes a network.
+
+    Raises
+    ------
+    InputError
+        If there is none.
+    """
+    start, near = name.split(":")[0], unknown("model", name.split(":")[0], names())
+    try:
+        found: Callable[..., nn.Module] = imported(name, option)
+    except InputError as error:
+        if "." not in start and f"No module named '{start}'" in str(error):
+            raise InputError(f"{near} (Nor is there a module '{start}' to import.)") from error
+        raise
+    if not callable(found):
+        raise InputError(f"{option} {name} is a {type(found).__name__}: name a function or class that makes a network.")
+    return found
 
 
 def _is_option(piece: str) -> bool:
@@ -134,7 +166,7 @@ def make_module(
 ) -> nn.Module:
     """Build a model from its seed, with features of the wanted size. A module that was given keeps its weights."""
     with seeded(seed, f"init/{label}"):
-        module = _construct(model, input_shape, num_classes)
+        module = construct(model, input_shape, num_classes)
         if feature_dim is not None:
             if not all(hasattr(module, name) for name in REQUIRED):
                 raise InputError(f"feature_dim needs a model with features: wrap {label} with polyfed.adapt(...).")
@@ -170,7 +202,7 @@ def make_blueprints(
             own = _own_state(model, label, settings, made[label].initial)
         if not isinstance(model, str):
             with seeded(seed, f"init/{label}"):
-                kind = structure(model if isinstance(model, nn.Module) else _construct(model, input_shape, outputs))
+                kind = structure(model if isinstance(model, nn.Module) else construct(model, input_shape, outputs))
             if kind in labels:
                 label = labels[kind]
                 # From the same seed two functions give the same weights, unless they take them from somewhere else.
@@ -263,10 +295,16 @@ def union(parts: Sequence[Samples]) -> Samples:
     return Samples(x, y, None, first.scaling)
 
 
-def _construct(model: ModelSpec, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+def construct(model: ModelSpec, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Make a network from what people pass: a model string, `package.module:function`, a class, function or module."""
     if isinstance(model, str):
         spec, weights = weights_of(model)
-        module = build(spec, input_shape, num_classes)
+        if is_own(spec):
+            function = own_model(spec)
+            with own_code(f"--models {spec}"):
+                module = construct(function, input_shape, num_classes)
+        else:
+            module = build(spec, input_shape, num_classes)
         if weights is not None:
             fill(module, read_state(weights), f"{weights}, read as {spec},")
         return module

@@ -8,17 +8,25 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from polyfed.api import prepare
+from polyfed.api import configured, execute, prepare
+from polyfed.arguments import as_method, as_metrics, as_models
+from polyfed.build import ModelSpec
 from polyfed.config import Config, check_same
 from polyfed.core.checkpoint import read_json, write_json
 from polyfed.core.cost import DOWN, UP
 from polyfed.core.errors import InputError, PolyfedError, TrainingError
 from polyfed.core.lock import Lock
+from polyfed.core.method import Method
+from polyfed.core.metrics import Function
+from polyfed.core.settings import Training
+from polyfed.data import Clients
+from polyfed.engines.known import KnownStages
 from polyfed.experiment import Experiment
 from polyfed.jobs import CutOff, Here, Job, Observer, Summary, Together
 from polyfed.sweep import Try, best, check_measured, tries
 from polyfed.terminal.live import showing_several
 from polyfed.terminal.progress import Ahead, Place
+from polyfed.terminal.tables import comparison_table
 
 REFERENCE = "local"
 SWEEP = "sweep"  # folder of all tries; those that were chosen are named in comparison.json
@@ -49,21 +57,59 @@ class Row:
 Started = Callable[[Config, Place], Sequence[Observer]]  # those with a method `close` are closed when their run ends
 
 
+Methods = Mapping[str, "Method | type[Method] | str"] | Sequence["Method | type[Method] | str"]
+
+
+class Rows(list[Row]):
+    """The rows of a comparison, which know how to be shown."""
+
+    def table(self, title: str = "comparison") -> Any:
+        """Return a rich table: who gained what at which cost."""
+        return comparison_table(self, title)
+
+
 def compare(
-    experiment: Experiment,
+    experiment: Experiment | Methods,
     labels: Sequence[str] | None = None,
     seeds: int | None = None,
     out: str | Path | None = None,
     started: Started | None = None,
     jobs: int | str = "auto",
-) -> list[Row]:
+    *,
+    clients: Clients | Callable[[int], Clients] | None = None,
+    models: Sequence[ModelSpec] | ModelSpec = ("mlp:2",),
+    rounds: int = 10,
+    training: Training | None = None,
+    seed: int = 0,
+    feature_dim: int | None = None,
+    metrics: Sequence[str | Function] | str = (),
+    evaluate: str | int = 1,
+) -> Rows:
     """Run methods x seeds; with `local` as the reference row. Finished runs in `out` are kept and not run again.
 
-    Where the experiment has a sweep, every method runs with each of its tries, and its row is the try that is best on
+    Where an experiment has a sweep, every method runs with each of its tries, and its row is the try that is best on
     validation data.
 
-    `jobs` is how many runs go on at once, each in a process of its own; the results are the same. `auto`: as many as
-    there are cores and memory for, once the work ahead is worth starting other processes (`polyfed.jobs`).
+    Parameters
+    ----------
+    experiment
+        An experiment from a file; or methods, as names, classes or objects, or a table of them by label. What follows
+        `jobs` is for methods: an experiment says it itself.
+    labels
+        Which methods of an experiment.
+    seeds
+        How many, from `seed` on (an experiment's own number, else 3).
+    out
+        A new directory for all runs, for `polyfed report`.
+    started
+        A function that is called before each run of an experiment and returns its observers.
+    jobs
+        How many runs of an experiment go on at once, each in a process of its own; the results are the same. `auto`: as
+        many as there are cores and memory for, once the work ahead is worth starting other processes (`polyfed.jobs`).
+    clients
+        Data as in `run`, the same for all seeds; or a function from the seed to it.
+    models, rounds, training, seed, feature_dim, metrics, evaluate
+        As in `run`, the same for all methods.
 
     Raises
     ------
@@ -73,6 +119,13 @@ def compare(
     TrainingError
         After the last run, when some of them went wrong.
     """
+    if not isinstance(experiment, Experiment):
+        if clients is None:
+            raise InputError("compare needs data: clients=..., from polyfed.split or Clients.from_parts.")
+        how = {"rounds": rounds, "training": training or Training(), "networks": (feature_dim, "linear")}
+        how |= {"evaluation": (evaluate, None, None, None)}
+        load = clients if callable(clients) else lambda seed: clients
+        return _compare_objects(experiment, load, as_models(models), as_metrics(metrics), seeds or 3, seed, out, how)
     seeds = experiment.seeds if seeds is None else seeds
     if seeds < 1:
         raise InputError(f"seeds must be at least 1, got {seeds}.")
@@ -90,11 +143,50 @@ def compare(
         config = run.config
         prepare(config.method, here.clients(config), config.models.names, config.settings(), config.models)
     if folder is None:
-        return _rows(experiment, tried, _all(runs, here, started, at_once))[0]
+        return Rows(_rows(experiment, tried, _all(runs, here, started, at_once))[0])
     with Lock(folder):
         rows, told = _rows(experiment, tried, _all(runs, here, started, at_once))
         content = {"experiment": experiment.dump(), "rows": [vars(row) for row in rows]}
         write_json(folder / "comparison.json", {**content, "sweep": told} if told else content)
+    return Rows(rows)
+
+
+def _compare_objects(
+    given: Methods,
+    load: Callable[[int], Clients],
+    models: Sequence[ModelSpec],
+    metrics: Sequence[str | Function],
+    seeds: int,
+    first: int,
+    out: str | Path | None,
+    how: Mapping[str, Any],
+) -> Rows:
+    """Compare methods on data and networks that came as objects."""
+    listed = [given] if isinstance(given, str | Method | type) else given
+    named = dict(listed) if isinstance(listed, Mapping) else {as_method(m).name: m for m in listed}
+    if REFERENCE not in named:
+        named = {REFERENCE: REFERENCE, **named}
+    folder = Path(out) if out is not None else None
+
+    def config_of(label: str, seed: int) -> Config:
+        return configured(named[label], load(seed), models, metrics, label, seed=seed, **how)
+
+    for label in named:  # nothing trains before all of them are known to fit
+        config = config_of(label, first)
+        prepare(config.method, load(first), models, config.settings(), config.models)
+    results: dict[str, list[dict[str, Any]]] = {label: [] for label in named}
+    for seed in range(first, first + seeds):
+        known, data = KnownStages(), load(seed)
+        for label in named:
+            config = config_of(label, seed)
+            place = folder / folder_of(config) if folder else None
+            begun = place is not None and (place / "config.json").is_file()
+            done = execute(config, data, models, place, begun, progress=False, known=known, metrics=metrics)
+            results[label].append(done.summary())
+    rows = Rows(summarize(results))
+    if folder is not None:
+        dumped = {**config_of(next(iter(named)), first).dump(), "compare": list(named), "seeds": seeds}
+        write_json(folder / "comparison.json", {"experiment": dumped, "rows": [vars(row) for row in rows]})
     return rows
 
 

@@ -21,7 +21,7 @@ from polyfed.core.trust import Trust
 
 if TYPE_CHECKING:
     from polyfed.core.method import Method
-    from polyfed.data import Clients
+    from polyfed.data import Clients, Dataset
 
 OWN = "own data"  # the source of data that came as objects
 UNIMPORTANT = ("execution.workers", "execution.checkpoint_seconds")  # they change no bit of a result
@@ -34,7 +34,7 @@ class Data:
     Attributes
     ----------
     source
-        Data set: a known name, a Hub id, a parquet or CSV file, or a folder.
+        Data set: a known name, a Hub id, a parquet or CSV file, a folder, or package.module:function.
     test, path, name
         The test part where it is a file or folder of its own; where the files of a known name are; what tables call it.
     limit
@@ -104,9 +104,23 @@ class Data:
 
     def load(self, seed: int) -> Clients:
         """Load and split the data."""
-        from polyfed.data import load, split
+        from polyfed.core.own_code import is_reference
+        from polyfed.data import Clients, split
+        from polyfed.data.sources import call
 
-        whole = load(
+        if is_reference(self.source) and self == Data(self.source) and isinstance(made := call(self.source), Clients):
+            return made  # divided already
+        whole = self.whole(seed)
+        by = seed if self.split_seed is None else self.split_seed
+        return split(
+            whole, self.clients, self.partition, by, self.validation, self.public, self.min_size, self.own_test or None
+        )
+
+    def whole(self, seed: int, **more: Any) -> Dataset:
+        """Load the data without splitting it; `more` are further arguments of `load`."""
+        from polyfed.data import load
+
+        return load(
             self.source,
             test=self.test,
             path=self.path,
@@ -120,14 +134,8 @@ class Data:
             drop=self.drop,
             kind=self.kind,
             length=self.length,
-            num_classes=self.num_classes,
-            class_names=self.class_names,
             normalize=self.normalize,
-            task=self.task,
-        )
-        by = seed if self.split_seed is None else self.split_seed
-        return split(
-            whole, self.clients, self.partition, by, self.validation, self.public, self.min_size, self.own_test or None
+            **{"num_classes": self.num_classes, "class_names": self.class_names, "task": self.task, **more},
         )
 
     @staticmethod
@@ -157,7 +165,7 @@ class Networks:
     Attributes
     ----------
     names
-        Model strings, dealt to the clients in turn: a,b,c.
+        Model strings, dealt to the clients in turn: a,b,c; your own are package.module:function.
     feature_dim
         Give every model features of this size.
     feature_adapter

@@ -20,6 +20,7 @@ from polyfed.core.selection import best_line, worth
 from polyfed.core.summary import client_columns, over_clients
 from polyfed.core.task import CLASSIFICATION, Task
 from polyfed.core.versions import versions
+from polyfed.trained import about_one, model_file
 
 LAST = 5  # rounds whose mean is reported beside the last one
 
@@ -88,6 +89,8 @@ class Result:
     use: dict[str, Any] | None = field(default=None, repr=False)  # how raw inputs become those of the models
     pooled: bool = False  # the "clients" of the history are architectures that saw all data
     task: Task = CLASSIFICATION
+    names: list[str] = field(default_factory=list)  # of the clients, where they have names
+    alone: dict[str, Any] | None = None  # what each client reaches by itself, where that was measured in the same run
 
     def __post_init__(self) -> None:
         """Nobody trains the server's model any more: it is handed out to predict."""
@@ -121,6 +124,8 @@ class Result:
             held, everybody = last["validation"], {"clients": [*range(len(per_client))]}
             metrics = self._metrics(held)
             summary["validation"] = {**held, **metrics, "per_client": self._spread(held), **everybody}
+        if self.alone:
+            summary["alone"] = self.alone
         summary |= self._metrics(last)
         if "global_metrics" in last:
             summary["global_metrics"] = last["global_metrics"]
@@ -162,6 +167,7 @@ class Result:
             **self._chosen(),
             "architectures": self.architectures,
             **({"privacy": spent} if (spent := self.privacy()) else {}),
+            **({"names": self.names} if self.names else {}),
             "samples": self.samples,
             "parameters": self.parameters,
             "label_counts": self.label_counts,
@@ -196,7 +202,7 @@ class Result:
             if isinstance(model, Learner):  # what it was taught: from that, and its samples, it is fitted again
                 blob = pack_tree(model.lessons())
             else:
-                blob = save({name: tensor.contiguous() for name, tensor in model.state_dict().items()})
+                blob = model_file(model.state_dict(), {} if self.use is None else about_one(self.use, client))
             write_atomic(directory / "models" / f"client-{client}.safetensors", blob)
         if self.server_model is not None:
             state = {name: tensor.contiguous() for name, tensor in self.server_model.state_dict().items()}
@@ -221,7 +227,7 @@ class Result:
         columns = client_columns(summary["accuracy"], len(clients))
         return pandas.DataFrame(
             {
-                "client": list(clients),
+                "client": list(self.names) if self.names else list(clients),
                 "model": self.architectures,
                 "samples": self.samples,
                 **columns,  # None: it was away at the end, or has no such data

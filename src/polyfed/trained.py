@@ -1,9 +1,17 @@
-"""A finished client's model in another script: `load_model("runs/a", client=3)` predicts on raw inputs."""
+"""A finished client's model in another script: `load_model("runs/a", client=3)` predicts on raw inputs.
+
+A model is also one file: named tensors, and in the file's own header what is needed to use them on raw inputs. That is
+what a site of a real federation ends with.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +19,26 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyfed.build import ModelSpec, label_of, make_module, weights_of
+from polyfed.build import ModelSpec, is_own, label_of, make_module, weights_of
 from polyfed.config import read_config
+from polyfed.core.blob import blob_of
 from polyfed.core.checkpoint import read_json, read_tree, write_atomic
 from polyfed.core.errors import InputError, RunDirectoryError
 from polyfed.core.learner import Learner
 from polyfed.core.party import PartyData
 from polyfed.core.samples import Scaling
 from polyfed.core.shape import InputShape
+from polyfed.core.task import CLASSIFICATION, Multilabel, Regression, Task, from_description
+from polyfed.core.task import describe as describe_task
 from polyfed.core.weights import fill, read_state
 from polyfed.data import Clients
 from polyfed.data.decode import as_inputs
 from polyfed.data.form import Form, Raw
 from polyfed.data.tables import read_columns
+from polyfed.data.texts import Words
 
 FILE = "inputs.json"  # beside the models of a run
+KEY = "polyfed"  # of a model's file: under which its header says how to use it
 CHUNK = 256  # rows at once
 
 
@@ -42,13 +55,13 @@ def describe_use(
     dealt = [models[number % len(models)] for number in range(len(clients))]
     if pooled:  # one model for each architecture
         dealt = list({label_of(model): model for model in reversed(dealt)}.values())[::-1]
+    first, each = clients.train[0].scaling, [samples.scaling for samples in clients.train]
+    own = {"scalings": [asdict(scaling) for scaling in each]} if any(scaling != first for scaling in each) else {}
     return {
-        "input_shape": clients.input_shape.dump(),
-        "form": clients.form.dump(),
-        "scaling": asdict(clients.train[0].scaling),
-        "class_names": list(clients.class_names),
+        **describe_inputs(clients.input_shape, clients.form, first, clients.class_names, clients.task),
+        **own,
         "outputs": outputs,
-        "models": [weights_of(model)[0] if isinstance(model, str) else None for model in dealt],
+        "models": [name_of(model) for model in dealt],
         "names": list(clients.names),
         "seed": seed,
         "feature_dim": feature_dim,
@@ -56,51 +69,84 @@ def describe_use(
     }
 
 
-def load_model(run: str | Path, client: int | str, model: ModelSpec | None = None) -> TrainedModel:
-    """Load the model that a client of a finished run ended up with.
+def describe_inputs(
+    shape: InputShape, form: Form, scaling: Scaling, class_names: Sequence[str], task: Task
+) -> dict[str, Any]:
+    """Return how raw inputs become those of a network, and what its outputs mean."""
+    return {
+        "input_shape": shape.dump(),
+        "form": form.dump(),
+        "scaling": asdict(scaling),
+        "class_names": list(class_names),
+        "task": describe_task(task),
+    }
+
+
+def name_of(model: ModelSpec) -> str | None:
+    """Return the string that builds a network again; None: only whoever has its code can."""
+    return weights_of(model)[0] if isinstance(model, str) else None
+
+
+def model_file(state: Mapping[str, Tensor], about: Mapping[str, Any]) -> bytes:
+    """Return a model as one file: its tensors by name, and what is needed to use it."""
+    return blob_of(((name, tensor.contiguous()) for name, tensor in state.items()), {KEY: json.dumps(about)})
+
+
+def about_one(use: Mapping[str, Any], client: int) -> dict[str, Any]:
+    """Return what is needed to use one model of a run."""
+    one = {key: value for key, value in use.items() if key not in ("models", "names", "scalings", "checksum")}
+    name = use["names"][client] if use["names"] and len(use["names"]) == len(use["models"]) else str(client)
+    if "scalings" in use and len(use["scalings"]) == len(use["models"]):
+        one["scaling"] = use["scalings"][client]
+    return {**one, "model": use["models"][client], "name": name}
+
+
+def load_model(
+    run: str | Path, client: int | str | None = None, model: ModelSpec | None = None, tokenizer: Any = None
+) -> TrainedModel:
+    """Load the model that a client of a finished run, or a site of a real federation, ended up with.
 
     Parameters
     ----------
     run
-        The directory of the run.
+        The directory of the run; or the file of one model, as a site and `polyfed export` write it.
     client
-        Its number, or its name where clients have names.
+        Of a run: its number, or its name where clients have names.
     model
-        What builds the network, where the run used an object instead of a model string.
+        What builds the network, where it is not a model of the zoo: a function, class or `package.module:function`. A
+        file never decides which code runs.
+    tokenizer
+        The tokenizer of texts, where it was given as an object.
 
     Raises
     ------
     RunDirectoryError
-        If the run is not finished or has no such client.
+        If the run is not finished or has no such client, or the file is not one of a model.
     """
-    folder = Path(run) / "models"
-    if not (folder / FILE).is_file():
-        raise RunDirectoryError(f"{run} holds no models: name the directory of a finished run.")
-    about = read_json(folder / FILE)
-    count = len(about["models"])
-    if isinstance(client, str) and client in about["names"]:
-        client = about["names"].index(client)
-    if not isinstance(client, int) or not 0 <= client < count:
-        named = f", or {', '.join(about['names'])}" if about["names"] else ""
-        raise RunDirectoryError(f"The run in {run} has no client {client!r}: they are 0 to {count - 1}{named}.")
-    spec = model if model is not None else about["models"][client]
-    if spec is None:
-        raise RunDirectoryError(f"Client {client} of {run} had a network of your own: pass what builds it (model=...).")
-    shape = InputShape.load(about["input_shape"])
+    file, about = _find(Path(run), client)
+    who = f"Client {about['name']} of {run}"
+    spec = model if model is not None else about["model"]
+    if spec is None or (model is None and is_own(str(spec))):
+        called = f" ({spec})" if spec else ""
+        raise RunDirectoryError(f"{who} had a network of your own{called}: pass what builds it (model=...).")
+    shape, form = InputShape.load(about["input_shape"]), Form.load(about["form"])
+    if tokenizer is not None:
+        form = replace(form, words=Words.given(tokenizer))
     settings = about["outputs"], about["seed"], about["feature_dim"], about["feature_adapter"]
     module = make_module(spec, str(spec), shape, *settings)
-    file = folder / f"client-{client}.safetensors"
     if isinstance(module, Learner):
-        fit_again(module, run, client, file)
+        fit_again(module, run, about["number"], file)
     else:
         fill(module, read_state(file), f"{file}, read as {spec},")
     scaling = about["scaling"]
     return TrainedModel(
         module.eval(),
-        Form.load(about["form"]),
+        form,
         Scaling(tuple(scaling["mean"]), tuple(scaling["std"]), scaling["divisor"]),
         tuple(about["class_names"]),
         shape,
+        from_description(about.get("task", [CLASSIFICATION.name])),
+        about,
     )
 
 
@@ -122,6 +168,42 @@ def fit_again(learner: Learner, run: str | Path, client: int, file: Path) -> Non
     learner.recall(read_tree(file), PartyData(clients.client(client)[0], public=clients.public), client)
 
 
+def _find(place: Path, client: int | str | None) -> tuple[Path, dict[str, Any]]:
+    """Return the file of a model, and what is needed to use it."""
+    if place.is_file():
+        return place, _header(place)
+    folder = place / "models"
+    if not (folder / FILE).is_file():
+        raise RunDirectoryError(
+            f"{place} holds no models: name the directory of a finished run, or the file that a site ended with."
+        )
+    use = read_json(folder / FILE)
+    count, names = len(use["models"]), use["names"]
+    number = names.index(client) if isinstance(client, str) and client in names else client
+    if not isinstance(number, int) or not 0 <= number < count:
+        named = f", or {', '.join(names)}" if names else ""
+        which = "needs a client to be named" if client is None else f"has no client {client!r}"
+        raise RunDirectoryError(f"The run in {place} {which}: they are 0 to {count - 1}{named}.")
+    return folder / f"client-{number}.safetensors", {**about_one(use, number), "number": number}
+
+
+def _header(path: Path) -> dict[str, Any]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            found = (file.metadata() or {}).get(KEY)
+    except (OSError, SafetensorError) as error:
+        raise RunDirectoryError(f"Cannot read {path} ({error}): give a file that a site ended with.") from error
+    if found is None:
+        raise RunDirectoryError(
+            f"{path} holds tensors only, and not what is needed to use them: give the run's directory and client=..., "
+            "or a file that a site or 'polyfed export' wrote."
+        )
+    about: dict[str, Any] = json.loads(found)
+    return about
+
+
 def export(trained: TrainedModel, out: str | Path, format: str = "safetensors") -> Path:
     """Write a model for use without polyfed; it takes inputs that are scaled and encoded already (`trained.inputs`).
 
@@ -132,7 +214,8 @@ def export(trained: TrainedModel, out: str | Path, format: str = "safetensors") 
     out
         The file to write.
     format
-        `safetensors` (the tensors by name), `torch` (`torch.export`, a `.pt2` file) or `onnx` (needs the extra onnx).
+        `safetensors` (the tensors by name, and for `load_model` how to use them), `torch` (`torch.export`, a `.pt2`
+        file) or `onnx` (needs the extra onnx).
 
     Raises
     ------
@@ -149,10 +232,7 @@ def export(trained: TrainedModel, out: str | Path, format: str = "safetensors") 
         raise InputError(f"format is safetensors, torch or onnx, not '{format}'.")
     out.parent.mkdir(parents=True, exist_ok=True)
     if format == "safetensors":
-        from safetensors.torch import save
-
-        state = {name: tensor.contiguous() for name, tensor in trained.module.state_dict().items()}
-        write_atomic(out, save(state))
+        write_atomic(out, model_file(trained.module.state_dict(), trained.about))
         return out
     rows = torch.zeros(2, *trained.input_shape, dtype=torch.int64 if trained.input_shape.words else torch.float32)
     batch = {0: torch.export.Dim("batch")}
@@ -161,15 +241,62 @@ def export(trained: TrainedModel, out: str | Path, format: str = "safetensors") 
             program = torch.export.export(trained.module, (rows,), dynamic_shapes=(batch,))
             torch.export.save(program, out)
         else:
-            torch.onnx.export(
-                trained.module, (rows,), out, dynamo=True, dynamic_shapes=(batch,), external_data=False, verbose=False
-            )
+            with _quiet("torch.onnx"):
+                torch.onnx.export(
+                    trained.module,
+                    (rows,),
+                    out,
+                    dynamo=True,
+                    dynamic_shapes=(batch,),
+                    external_data=False,
+                    verbose=False,
+                )
     except ImportError as error:
         raise InputError(f"Writing ONNX needs another package ({error}): pip install 'polyfed[onnx]'.") from error
     except Exception as error:  # torch raises many kinds; the sentence for people is the same
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise InputError(f"This network cannot be written as {format} ({reason}).") from error
     return out
+
+
+def write_predictions(trained: TrainedModel, data: str | Path, out: str | Path) -> int:
+    """Predict for the rows of a file and write a CSV file: prediction, and the probability of each class or label.
+
+    Raises
+    ------
+    InputError
+        If the rows are not of the kind that the network was trained on.
+    """
+    import pandas  # type: ignore[import-untyped]
+
+    raw: Any = data
+    if Path(data).suffix == ".npy":
+        raw = np.load(data, allow_pickle=False)
+    elif trained.form.kind == "text":
+        raw = read_columns(data, ["text"], str(data))["text"]
+    elif trained.form.kind != "table":
+        raise InputError(f"The network takes {trained.form.kind}: give the inputs as an array in a .npy file.")
+    found = trained.predictions(raw)
+    columns: dict[str, Any] = {}
+    if not isinstance(trained.task, Regression):
+        columns["prediction"] = [" ".join(one) if isinstance(one, list) else one for one in trained.predict(raw)]
+    columns |= {name: found[:, place].tolist() for place, name in enumerate(trained.class_names)}
+    write_atomic(Path(out), pandas.DataFrame(columns).to_csv(index=False).encode())
+    return len(found)
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Keep a library from warning of packages that are not needed."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 @dataclass(frozen=True)
@@ -181,6 +308,8 @@ class TrainedModel:
     scaling: Scaling
     class_names: tuple[str, ...]
     input_shape: InputShape
+    task: Task = CLASSIFICATION
+    about: dict[str, Any] = field(default_factory=dict, repr=False)  # what its file says
 
     def inputs(self, raw: Any) -> Tensor:
         """Return network inputs: a table (data frame, CSV or parquet file, columns by name), texts, ids or an array.
@@ -210,11 +339,31 @@ class TrainedModel:
         return scaling.apply(stored)
 
     @torch.inference_mode()
-    def probabilities(self, raw: Any) -> Tensor:
-        """Return the probability of each class, `[rows, classes]`."""
+    def predictions(self, raw: Any) -> Tensor:
+        """Return what the network says of each row: probabilities of classes or labels, or values in their units."""
         parts = [self.module(part) for part in self.inputs(raw).split(CHUNK)]
-        return torch.cat(parts)[:, : len(self.class_names)].softmax(1)
+        return self.task.predictions(torch.cat(parts)[:, : len(self.class_names)])
 
-    def predict(self, raw: Any) -> list[str]:
-        """Return the name of the most probable class of each row."""
-        return [self.class_names[place] for place in self.probabilities(raw).argmax(1).tolist()]
+    def probabilities(self, raw: Any) -> Tensor:
+        """Return the probability of each class (or label), `[rows, classes]`.
+
+        Raises
+        ------
+        InputError
+            Of a regression, which has none.
+        """
+        if isinstance(self.task, Regression):
+            raise InputError("A regression predicts values, not probabilities: use predictions or predict.")
+        return self.predictions(raw)
+
+    def predict(self, raw: Any) -> list[Any]:
+        """Return for each row the name of the most probable class, of several labels those that hold, or the value.
+
+        A regression with several targets gives a list of values for each row.
+        """
+        found = self.predictions(raw)
+        if isinstance(self.task, Regression):
+            return [float(row[0]) if len(row) == 1 else row.tolist() for row in found]
+        if isinstance(self.task, Multilabel):
+            return [[self.class_names[place] for place in (row > 0.5).nonzero().flatten().tolist()] for row in found]
+        return [self.class_names[place] for place in found.argmax(1).tolist()]

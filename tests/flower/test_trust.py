@@ -63,15 +63,15 @@ def test_a_loss_that_is_no_number_refuses_the_reply(server, loss):
 
 @pytest.mark.parametrize("wrong", [float("inf"), 10**400, float("nan"), -1, "many", None, []])
 def test_a_measurement_of_nonsense_is_left_out(server, wrong):
-    from polyfed.flower.backend import _measure
+    from polyfed.flower.backend import read_measure
 
     ctx = server.federation.ctx
     told = {metric.name: 0.5 for metric in ctx.metrics}
-    assert told and _measure({"measures": {"test": [0.5, 0.1, 10, None, told]}}, "test", ctx).samples == 10
-    assert _measure({"measures": {"test": [0.5, 0.1, wrong, None, told]}}, "test", ctx) is None
+    assert told and read_measure({"measures": {"test": [0.5, 0.1, 10, None, told]}}, "test", ctx).samples == 10
+    assert read_measure({"measures": {"test": [0.5, 0.1, wrong, None, told]}}, "test", ctx) is None
     if wrong is not None and wrong != -1:  # a metric may not exist, and may be below zero
         spoiled = {**told, ctx.metrics[0].name: wrong}
-        assert _measure({"measures": {"test": [0.5, 0.1, 10, None, spoiled]}}, "test", ctx) is None
+        assert read_measure({"measures": {"test": [0.5, 0.1, 10, None, spoiled]}}, "test", ctx) is None
 
 
 def test_figures_of_a_regression_may_be_large_and_their_mean_exists(server):
@@ -80,13 +80,13 @@ def test_figures_of_a_regression_may_be_large_and_their_mean_exists(server):
     from polyfed.core.metrics import make_metrics
     from polyfed.core.summary import summarize
     from polyfed.core.task import Regression
-    from polyfed.flower.backend import _measure
+    from polyfed.flower.backend import read_measure
 
     task = Regression()
     ctx = replace(server.federation.ctx, task=task, metrics=make_metrics((), task))
     for size, taken in ((1e12, True), (1e99, True), (1e300, False), (1e308, False)):
         told = {metric.name: size for metric in ctx.metrics}
-        found = _measure({"measures": {"test": [-size, size, 10, None, told]}}, "test", ctx)
+        found = read_measure({"measures": {"test": [-size, size, 10, None, told]}}, "test", ctx)
         assert (found is not None) == taken
         if found is not None:
             assert summarize({0: found, 1: found})["mean"] == -size

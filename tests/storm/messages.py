@@ -187,13 +187,13 @@ class Hostile:
 
     def told(self, rng: random.Random) -> str | None:
         """Send a changed measurement."""
-        from polyfed.flower.backend import _measure
+        from polyfed.flower.backend import read_measure
 
         found, why = self.take(lambda client, head, blob: head, _changed(self.measure, b"", rng)[0], b"")
         if found is None:
             return why
         ctx = self.federation.ctx
-        measures = [_measure(found, part, ctx) for part in ("test", "validation", "personal")]
+        measures = [read_measure(found, part, ctx) for part in ("test", "validation", "personal")]
         for measure in measures:
             if measure is not None:
                 assert 0 <= (measure.accuracy or 0) <= 1 and abs(measure.loss) < 1e10, measure

@@ -35,6 +35,9 @@ Set = Annotated[
 Log = Annotated[
     list[str] | None, typer.Option("--log", help="Also write to csv, tensorboard or mlflow. May be repeated.")
 ]
+OwnModel = Annotated[
+    str | None, typer.Option("--model", help="What builds the network, where it is your own: package.module:function.")
+]
 Scale = Annotated[str | None, typer.Option(help="Which [scales.NAME] table of the experiment file to use.")]
 
 
@@ -221,37 +224,67 @@ def analyze(
 
 @app.command()
 def export(
-    directory: Annotated[Path, typer.Argument(help="The directory of a finished run.")],
-    client: Annotated[str, typer.Option(help="Number or name of the client.")],
+    directory: Annotated[Path, typer.Argument(help="The directory of a finished run, or the file of a site's model.")],
     out: Annotated[Path, typer.Option(help="The file to write.")],
+    client: Annotated[str | None, typer.Option(help="Of a run: number or name of the client.")] = None,
     format: Annotated[str, typer.Option(help="safetensors | torch (torch.export) | onnx")] = "safetensors",
+    model: OwnModel = None,
 ) -> None:
-    """Write the model of one client for use elsewhere."""
+    """Write the model of one client, or of a site, for use elsewhere."""
     from polyfed.trained import export as write
-    from polyfed.trained import load_model
 
-    trained = load_model(directory, int(client) if client.isdigit() else client)
-    say(Console(), f"Wrote {write(trained, out, format)}")
-    say(Console(), "It takes inputs as polyfed.load_model(...).inputs(raw) makes them.")
+    say(Console(), f"Wrote {write(_trained(directory, client, model), out, format)}")
+    if format == "safetensors":
+        say(Console(), f"Load it with polyfed.load_model('{out}'): it takes raw inputs.")
+    else:
+        say(Console(), "It takes inputs as polyfed.load_model(...).inputs(raw) makes them.")
 
 
 @app.command()
+def predict(
+    trained: Annotated[Path, typer.Argument(help="The file of a model (NAME.safetensors), or a finished run.")],
+    data: Annotated[Path, typer.Argument(help="New rows: a CSV or parquet file; of arrays, a .npy file.")],
+    out: Annotated[Path, typer.Option(help="The CSV file to write.")],
+    client: Annotated[str | None, typer.Option(help="Of a run: number or name of the client.")] = None,
+    model: OwnModel = None,
+) -> None:
+    """Predict for new rows with the model of a client or a site."""
+    from polyfed.trained import write_predictions
+
+    rows = write_predictions(_trained(trained, client, model), data, out)
+    say(Console(), f"Wrote {rows} predictions to {out}")
+
+
+def _trained(place: Path, client: str | None, model: str | None) -> Any:
+    from polyfed.trained import load_model
+
+    return load_model(place, int(client) if client is not None and client.isdigit() else client, model)
+
+
+@app.command()
+@with_settings(("label", "columns", "drop_columns", "kind"))
 def fuse(
     files: Annotated[list[Path], typer.Argument(help="States of trained networks (safetensors or .pt).")],
-    models: Annotated[str, typer.Option(help="Their model strings, dealt in turn: a,b,c")],
+    models: Annotated[
+        str, typer.Option(help="Their model strings, dealt in turn: a,b,c; your own are package.module:function.")
+    ],
     out: Annotated[Path, typer.Option(help="Where to write the fused model (.safetensors and .json).")],
     method: Annotated[
         str, typer.Option(help="ams-top1 | ams-topk | ams-full | ensemble | average | pfnm")
     ] = "ams-top1",
-    data: Annotated[str, typer.Option(help="Data set: gives shape and classes, and measures the result.")] = "digits",
+    data: Annotated[
+        str,
+        typer.Option(help="Data set, file or package.module:function: gives shape and classes, measures the result."),
+    ] = "digits",
     distill_into: Annotated[str | None, typer.Option(help="Distill into one small model, for instance mlp:2.")] = None,
+    **given: str | None,
 ) -> None:
     """Fuse trained networks into one model, without any training of theirs."""
     from polyfed.build import split_models
-    from polyfed.data import load
+    from polyfed.experiment import read_experiment
     from polyfed.fusion import accuracy_of, fuse_files
 
-    loaded = load(data)
+    loaded = read_experiment(None, {"data": data, **given}).base.data.whole(0)
     options = {"distill_into": distill_into, "public": loaded.train} if distill_into else {}
     fused = fuse_files(
         files,

@@ -22,6 +22,7 @@ from rich.console import Console
 from polyfed.cli.options import with_settings
 from polyfed.config import Config, Data, option_names, short_names
 from polyfed.core.errors import InputError, PolyfedError, RunDirectoryError
+from polyfed.core.summary import client_columns
 from polyfed.flower import plain, require_flower
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
@@ -32,12 +33,18 @@ THEIRS = ("data.", "execution.", "models.names", "evaluation.samples")
 SIMULATED = "trust.attack"  # nobody is malicious on request
 TOLD = tuple(short for short in option_names() if not short_names()[short].startswith((*THEIRS, SIMULATED)))
 
+OF_A_SITE = ("label", "columns", "drop_columns", "kind", "task", "validation")  # how a site's file is read
+
 keys_app = typer.Typer(help="Certificates and keys of a real federation.", no_args_is_help=True)
 
 
+form_app = typer.Typer(help="Agree on how tables become numbers, without showing a row.", no_args_is_help=True)
+
+
 def register(app: typer.Typer) -> None:
-    """Add the three commands to an application."""
+    """Add the commands to an application."""
     app.add_typer(keys_app, name="keys")
+    app.add_typer(form_app, name="form")
     app.command("serve")(serve)
     app.command("join")(join)
 
@@ -121,6 +128,38 @@ def keys_revoke(
     typer.echo(f"Site {site} is shut out; 'polyfed keys sign' lets it in again with a new key.")
 
 
+@form_app.command("tell")
+@with_settings(OF_A_SITE[:-1])
+def form_tell(
+    data: Annotated[str, typer.Argument(help="Your CSV or parquet file, or package.module:function.")],
+    out: Annotated[Path, typer.Option(help="The file to write, for whoever collects them.")],
+    set_: Annotated[list[str] | None, typer.Option("--set", help="data.key=value: how to read the data.")] = None,
+    **given: str | None,
+) -> None:
+    """At a site: write down counts, means, deviations and words of the columns. No row is in it."""
+    with _sentences():
+        from polyfed.data.agree import write_told
+        from polyfed.experiment import read_experiment
+
+        write_told(read_experiment(None, {"data": data, **given}, set_ or ()).base.data.whole(0), out)
+    typer.echo(f"Wrote {out}. Read it: this is what you tell about your rows. Then send it to whoever collects them.")
+
+
+@form_app.command("agree")
+def form_agree(
+    files: Annotated[list[Path], typer.Argument(help="What the sites told.")],
+    out: Annotated[Path, typer.Option(help="The file to write, for all sites.")],
+) -> None:
+    """Join what the sites told: one scaling, one list of words and classes for all of them."""
+    with _sentences():
+        from polyfed.data.agree import agree, read_told, write_agreed
+
+        agreed = agree({path.name: read_told(path) for path in files})
+        write_agreed(agreed, out)
+    typer.echo(f"Wrote {out}: {len(agreed.form.columns)} columns, classes or targets {', '.join(agreed.class_names)}.")
+    typer.echo(f"Send it to all sites; they join with --form {out.name}.")
+
+
 @with_settings(TOLD)
 def serve(
     out: Annotated[Path, typer.Option(help="A new folder for the run (with --resume: its folder).")],
@@ -141,6 +180,9 @@ def serve(
     max_mb: Annotated[int, typer.Option(help="Largest message in megabytes.")] = 1024,
     max_share: Annotated[float, typer.Option(help="What one site may weigh: its share of all samples.")] = 1.0,
     max_samples: Annotated[int, typer.Option(help="How many samples a site can say it has.")] = 10_000_000,
+    alone: Annotated[
+        bool, typer.Option(help="At the end, let each site train by itself, too, and report what it gained.")
+    ] = True,
     quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing but errors.")] = False,
     **told: str | None,
 ) -> None:
@@ -154,6 +196,7 @@ def serve(
         from polyfed.flower.sitedata import read_public
         from polyfed.report import write_report
         from polyfed.terminal.live import watching
+        from polyfed.terminal.tables import client_table
 
         _check_new(given)
         config = _config(given, told)
@@ -168,6 +211,7 @@ def serve(
             max_bytes=max_mb << 20,
             max_share=max_share,
             max_samples=max_samples,
+            alone=alone,
         )
         samples = read_public(public) if public else None
         console = Console(quiet=quiet)
@@ -191,14 +235,19 @@ def serve(
         measured = [line["accuracy"] for line in result.history if "accuracy" in line]
         if measured:
             say(f"Report: {write_report(out)}")
-            say(_in_words(measured[-1], _site_names(hosting)))
+            wide = Console(quiet=quiet, width=None if console.is_terminal else 120)
+            wide.print(client_table(result.summary()))
+            say(_in_words(result.accuracy(), _site_names(hosting)))
         say(f"Everything is in {out}.")
 
 
+@with_settings(OF_A_SITE)
 def join(
     server: Annotated[str, typer.Option(help="HOST:PORT of the server.")],
     model: Annotated[str, typer.Option(help="Your model: package.module:function, or a name such as cnn:16-32.")],
-    data: Annotated[str, typer.Option(help="Your data: package.module:function, or the name of a data set.")],
+    data: Annotated[
+        str, typer.Option(help="Your data: a CSV or parquet file, package.module:function, or the name of a data set.")
+    ],
     keys: Annotated[Path | None, typer.Option(help="The folder site-NAME that you got from the server.")] = None,
     state: Annotated[Path | None, typer.Option(help="Where this site keeps its model between rounds.")] = None,
     allow: Annotated[str, typer.Option(help="Methods that may run here: fedproto,fedin. Else all.")] = "",
@@ -209,6 +258,9 @@ def join(
     give_up: Annotated[float, typer.Option(help="Seconds without a server after which this site stops.")] = 3600.0,
     max_mb: Annotated[int, typer.Option(help="Largest message in megabytes.")] = 1024,
     audit: Annotated[bool, typer.Option("--audit", help="Ask for the server's audit; it is kept in --state.")] = False,
+    form: Annotated[Path | None, typer.Option(help="What the sites agreed on ('polyfed form agree').")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="data.key=value: how to read the data.")] = None,
+    **given: str | None,
 ) -> None:
     """Take part in a federation with your own model and data, which stay here."""
     _stop_politely()
@@ -216,6 +268,8 @@ def join(
         require_flower()
         _check_security(insecure, keys, server.rpartition(":")[0], "DIR/site-NAME (from the server)")
         from polyfed import methods
+        from polyfed.data.agree import read_agreed
+        from polyfed.experiment import read_experiment
         from polyfed.flower import join as joining
         from polyfed.flower.sitedata import read_data, read_model, try_model
 
@@ -227,7 +281,8 @@ def join(
         how = joining.Joining(server, keys, name, Path(), give_up, wait, audit)
         found = joining.check_joining(how)
         how = replace(how, state=state or Path(f"polyfed-site-{found.name if found else name}"))
-        network, samples = read_model(model), read_data(data, public)
+        asked = read_experiment(None, {"data": data, **given}, set_ or ()).base.data
+        network, samples = read_model(model), read_data(asked, public, read_agreed(form) if form else None)
         try_model(model, network, samples)
         joining.join(how, network, samples, allowed, max_mb << 20, lambda text: typer.echo(plain(text)))
 
@@ -244,7 +299,10 @@ def _in_words(accuracy: dict[str, Any], names: list[str]) -> str:
     """Return the final accuracies with the sites' names; a site may have been away."""
     who = accuracy.get("clients", range(len(names)))
     each = ", ".join(f"{names[c]} {value:.1%}" for c, value in zip(who, accuracy["per_client"], strict=True))
-    return f"Done: mean {accuracy.get('score', 'accuracy')} {accuracy['mean']:.1%} ({each})."
+    gains = client_columns(accuracy, len(names)).get("gain", [])
+    told = ", ".join(f"{name} {100 * gain:+.1f}" for name, gain in zip(names, gains, strict=False) if gain is not None)
+    gained = f" Gained over training alone, in points: {told}." if told else ""
+    return f"Done: mean {accuracy.get('score', 'accuracy')} {accuracy['mean']:.1%} ({each}).{gained}"
 
 
 def _tell_missing(say: Callable[[str], None], line: dict[str, Any]) -> None:
@@ -304,7 +362,7 @@ def _again(given: dict[str, Any]) -> str:
     ):
         if given[name] != usual[name].default:
             words += [f"--{name.replace('_', '-')}", str(given[name])]
-    return shlex.join(words)
+    return shlex.join([*words, *([] if given["alone"] else ["--no-alone"])])
 
 
 def _check_new(given: dict[str, Any]) -> None:

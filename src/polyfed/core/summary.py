@@ -59,4 +59,18 @@ def client_columns(accuracy: Mapping[str, Any], clients: int) -> dict[str, list[
             known = dict(zip(who, values["per_client"], strict=False))
             title = name if name == kind or kind == "accuracy" else f"{kind} {name}"
             columns[title] = [known.get(client) for client in range(clients)]
+    if accuracy.get("alone"):
+        columns |= _gained(accuracy, columns, clients)
     return columns
+
+
+def _gained(
+    accuracy: Mapping[str, Any], columns: Mapping[str, list[float | None]], clients: int
+) -> dict[str, list[float | None]]:
+    """Return what each client reaches by itself, and how much more together: on its own test data where it has some."""
+    alone = accuracy["alone"]
+    on, together = alone.get("personal") or alone, columns.get("personal") or columns["accuracy"]
+    known = dict(zip(on["clients"], on["per_client"], strict=True))
+    values = [known.get(client) for client in range(clients)]
+    pairs = zip(together, values, strict=True)
+    return {"alone": values, "gain": [None if a is None or b is None else a - b for a, b in pairs]}

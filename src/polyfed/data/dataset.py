@@ -19,6 +19,8 @@ from polyfed.data.form import Form, Raw
 from polyfed.data.labels import label_array
 from polyfed.data.targets import make_targets
 
+CONSTANT = 1e-12  # a deviation below it is that of one value
+
 
 def build(
     name: str,
@@ -138,6 +140,11 @@ def measure(x: Tensor, divisor: float | None = None, form: Form | None = None) -
     divisor = divisor or usual_divisor(x)
     if x.dtype == torch.int64:
         return Scaling()
+    numbers = [] if form is None else [column for column in form.columns if column.kind == "number"]
+    if numbers and all(column.spread is not None for column in numbers):  # agreed on with others
+        rest = x.shape[1] - len(numbers)
+        mean, spread = [column.center for column in numbers], [column.spread or 1.0 for column in numbers]
+        return Scaling((*mean, *[0.0] * rest), (*spread, *[1.0] * rest), divisor)
     if form is not None and form.columns and form.numbers < x.shape[1]:
         rest = x.shape[1] - form.numbers
         part = measure(x[:, : form.numbers], divisor) if form.numbers else Scaling((), (), divisor)
@@ -153,7 +160,7 @@ def measure(x: Tensor, divisor: float | None = None, form: Form | None = None) -
         mean = flat.mean(axis=(0, 2), dtype=np.float64) / divisor
         variance = flat.var(axis=(0, 2), dtype=np.float64) / divisor**2
     deviation = np.sqrt(variance)
-    deviation[deviation < 1e-12] = 1.0  # a constant channel is shifted, not divided by nothing
+    deviation[deviation < CONSTANT] = 1.0  # a constant channel is shifted, not divided by nothing
     return Scaling(tuple(mean.tolist()), tuple(deviation.tolist()), divisor)
 
 

@@ -61,6 +61,7 @@ class Column:
     """One column of a table: its name, kind (number, flag or category), the values of a category in order.
 
     `gaps`: some training rows have no number, so that a position of its own says which; `fill` stands in for it.
+    `center` and `spread` scale a number where several parties agreed on that; None: its training rows say.
     """
 
     name: str
@@ -68,6 +69,8 @@ class Column:
     values: tuple[str, ...] = ()
     gaps: bool = False
     fill: float = 0.0
+    center: float = 0.0
+    spread: float | None = None
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from polyfed.core.errors import InputError, unknown
+from polyfed.core.own_code import imported, is_reference, own_code
 from polyfed.core.plugins import plugins
 from polyfed.core.rng import numpy_generator
 from polyfed.core.samples import Scaling
@@ -84,7 +85,8 @@ def load(
         A known name (see `describe_sources`), some classes of one (`fashion_mnist/5-9`), a Hub id `owner/name`,
         a parquet or CSV file, a folder of `<split>.parquet` or `<split>.csv` files or of images in class folders, a
         data frame, a pair of arrays `(inputs, labels)`, a torch `Dataset` (with items `(input, label)` or
-        dictionaries) or a Hugging Face `Dataset`.
+        dictionaries), a Hugging Face `Dataset`, or `package.module:function`, which returns one of these (or a table
+        with `train` and `test`).
     test
         The test part, of the same kind as `source`. Without one, and where the source has none,
         a fifth of the rows is held out, by class and `seed`.
@@ -157,6 +159,8 @@ def load(
         dataset = _from_package(source)
     elif isinstance(source, str | os.PathLike) and Path(source).expanduser().exists():
         dataset = _from_path(Path(source).expanduser(), test, options, seed, store)
+    elif isinstance(source, str) and is_reference(source):
+        dataset = _from_own_code(source, test, options, seed)
     elif isinstance(source, str):
         dataset = _from_hub(source, path, options, seed, store)
     elif isinstance(source, os.PathLike):
@@ -171,6 +175,31 @@ def load(
         recipe = {"source": source, **{key: value for key, value in given.items() if value is not None}}
         recipe = json.loads(json.dumps(recipe, default=os.fspath))
     return replace(dataset, name=name or dataset.name, recipe=recipe)
+
+
+def call(source: str) -> Any:
+    """Return what `package.module:function` gives, or names.
+
+    Raises
+    ------
+    InputError
+        If it cannot be imported, or fails.
+    """
+    found = imported(source, "--data")
+    with own_code(f"--data {source}"):
+        return found() if callable(found) and not isinstance(found, Dataset) else found
+
+
+def _from_own_code(source: str, test: Any, options: dict[str, Any], seed: int) -> Dataset:
+    found = call(source)
+    if isinstance(found, Dataset):
+        return found
+    if hasattr(found, "own_tests"):  # Clients, of a layer above
+        raise InputError(f"--data {source} gives clients, which are divided already: use them with run or compare.")
+    if isinstance(found, dict) and {"train", "test"} <= found.keys():
+        told = {key: found[key] for key in ("num_classes", "class_names", "task") if found.get(key) is not None}
+        return _from_objects(found["train"], found["test"], {**options, **told}, seed)
+    return _from_objects(found, test, options, seed)
 
 
 def _from_package(name: str) -> Dataset:

@@ -91,7 +91,7 @@ class FlowerBackend:
             )
             self.measured = (now, dict(sorted(answers.given.items())))
         part = "test" if on == "sample" else on
-        found = {client: _measure(head, part, ctx) for client, head in self.measured[1].items()}
+        found = {client: read_measure(head, part, ctx) for client, head in self.measured[1].items()}
         return {client: measure for client, measure in found.items() if measure is not None}
 
     def changed(self) -> dict[int, Any]:
@@ -211,7 +211,7 @@ def _largest_loss(ctx: Context) -> float:
     return HUGE if isinstance(ctx.task, Regression) else LARGEST
 
 
-def _measure(head: Head, part: str, ctx: Context) -> Measure | None:
+def read_measure(head: Head, part: str, ctx: Context) -> Measure | None:
     """Return a site's measure, or None where it has none or tells nonsense."""
     try:
         score, loss, samples, private, told = head["measures"][part]

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from polyfed.build import ModelSpec, label_of, make_blueprint, make_module
+from polyfed.build import ModelSpec, in_zoo, label_of, make_blueprint, make_module
 from polyfed.core.blob import DTYPES
 from polyfed.core.errors import InputError, MessageError
 from polyfed.core.learner import Learner
@@ -68,7 +68,8 @@ JOINING = {
 WORKING = {"loss": "the training loss", "seconds": "the seconds that the work took"}
 MEASURING = {
     "measures": "accuracy (or the task's score), loss, number of samples and the metrics that the server asks for, on "
-    "the test, validation and own test samples (and the share told apart as public)"
+    "the test, validation and own test samples (and the share told apart as public); at the end the same of a model "
+    "that this site trains by itself"
 }
 
 
@@ -100,7 +101,7 @@ def introduce(method: Method, model: ModelSpec, data: SiteData, blueprint: Bluep
         "groups": list(data.input_shape.groups),
         "public": fingerprint(data.public),
         "public_classes": data.public_classes,
-        "model": model if isinstance(model, str) and "learner" not in blueprint.properties else None,
+        "model": model if in_zoo(model) and "learner" not in blueprint.properties else None,
         "architecture": blueprint.name,
         "shapes": {name: list(shape) for name, shape in blueprint.shapes.items()},
         "dtypes": {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in blueprint.initial.items()},
@@ -112,7 +113,7 @@ def introduce(method: Method, model: ModelSpec, data: SiteData, blueprint: Bluep
         "family": blueprint.family,
         "parameters": blueprint.parameters,
     }
-    share = not isinstance(model, str) and method.shares
+    share = not in_zoo(model) and method.shares
     return head, Message(params={"main": blueprint.initial}).to_bytes() if share else b""
 
 
@@ -176,6 +177,8 @@ def _blueprint(name: str, head: Head, blob: bytes, method: Method, run: Mapping[
     if "learner" in head["properties"] and (shapes or head["model"] is not None or head["feature_dim"] is not None):
         raise ValueError("a model that is no network has neither tensors nor features, and only its site can make it")
     if head["model"] is not None:
+        if not in_zoo(str(head["model"])):  # it would name a file or code on this machine
+            raise ValueError(f"its network '{head['model']!s:.100}' is not one of the zoo")
         check_size(str(head["model"]), shape, outputs, run, max_bytes // 4)
         made = make_blueprint(
             str(head["model"]),

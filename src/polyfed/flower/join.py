@@ -142,6 +142,8 @@ class Attendance:
                 f"The federation has ended early: {self.site.ended} This site sent {self.sent:,} bytes in all."
             )
         self.say(f"The federation has ended. This site sent {self.sent:,} bytes in all.")
+        for line in self.site.last_words():
+            self.say(line)
         return self.sent
 
     def _look(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import torch
@@ -26,6 +27,7 @@ from polyfed.core.rundir import RunDirectory
 from polyfed.core.samples import Samples
 from polyfed.core.settings import Settings
 from polyfed.core.task import CLASSIFICATION
+from polyfed.flower.alone import ask_alone
 from polyfed.flower.audit import Audit
 from polyfed.flower.backend import FlowerBackend, LiveFederation
 from polyfed.flower.child import Address, LinkError
@@ -72,6 +74,8 @@ class Hosting:
         How much of the whole one site may weigh: a share of the samples of all sites.
     max_samples
         How many samples a site can say that it has.
+    alone
+        After the last round, let every site train by itself, and report what it gained.
     """
 
     host: str = "0.0.0.0"
@@ -84,6 +88,7 @@ class Hosting:
     max_bytes: int = 1 << 30
     max_share: float = 1.0
     max_samples: int = MAX_SAMPLES
+    alone: bool = True
 
 
 def serve(
@@ -154,6 +159,7 @@ def serve(
             hosting.max_bytes,
             hosting.max_share,
             hosting.max_samples,
+            alone=hosting.alone,
         )
         return run_federation(mailbox, given, resume, observers, say)
     except httpx.HTTPError as error:
@@ -179,6 +185,7 @@ class Given:
     max_share: float = 1.0
     max_samples: int = MAX_SAMPLES
     metrics: tuple[Metric, ...] = ()  # where they are functions; otherwise the settings name them
+    alone: bool = False  # whether to let the sites train by themselves as well, after the last round
 
     def read(self, site: str, head: Head, blob: bytes) -> Met:
         """Read an introduction."""
@@ -209,6 +216,7 @@ def run_federation(
         for line in in_words(infos, federation.backend.infos):
             say(line)
         history = federation.run(resume)
+        alone = _alone(mailbox, given, federation, infos, say)
     except PolyfedError as error:
         if not isinstance(error, TooFewSites | Stopped):  # after these the run is resumed: the sites wait for that
             mailbox.audit.write("ended", why=str(error))
@@ -216,7 +224,27 @@ def run_federation(
         raise
     mailbox.audit.write("ended")
     mailbox.tell("query.end", clients, {"kind": "end", "run": given.run, "reason": ""}, END_SECONDS)
-    return _result(federation, infos, next(iter(introductions.values()))[0], history, given.directory)
+    first = next(iter(introductions.values()))[0]
+    return _result(federation, infos, first, history, given.directory, given.sites, alone)
+
+
+def _alone(
+    mailbox: Mailbox,
+    given: Given,
+    federation: LiveFederation,
+    infos: Mapping[int, ClientInfo],
+    say: Callable[[str], None],
+) -> dict[str, Any] | None:
+    """Return what the sites reach by themselves, where that is asked for and costs nobody's privacy."""
+    if not given.alone or given.method.name == "local":
+        return None
+    if given.settings.privacy.on:
+        say("What the sites would have reached alone is not measured: training for that would spend privacy, too.")
+        return None
+    say("The rounds are over; now each site trains by itself, to see what it gained (--no-alone leaves that out).")
+    one_shot = given.method.plan().rounds is not None
+    rounds = given.settings.rounds if one_shot or not federation.history else int(federation.history[-1]["round"])
+    return ask_alone(mailbox, given.run, infos, federation.ctx, rounds, say)
 
 
 def _leave_out_misfits(
@@ -379,6 +407,8 @@ def _result(
     first: Head,
     history: list[Line],
     directory: RunDirectory,
+    sites: list[str],
+    alone: dict[str, Any] | None,
 ) -> Result:
     absent = ClientInfo(-1, 0, "(did not take part)", 0)
     ordered = [infos.get(client, absent) for client in range(federation.sites)]
@@ -393,6 +423,8 @@ def _result(
         server_model=federation.server.models.get("main"),
         directory=directory.path,
         task=federation.ctx.task,
+        names=list(sites),
+        alone=alone,
     )
     result.parameters = [info.parameters for info in ordered]
     result.class_names = list(first["class_names"])

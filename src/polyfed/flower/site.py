@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from polyfed import methods
-from polyfed.build import ModelSpec
+from polyfed.build import ModelSpec, in_zoo, label_of
 from polyfed.core.checkpoint import pack_tree, read_json, read_tree, sweep, write_atomic, write_json
 from polyfed.core.errors import InputError, MessageError, PolyfedError
 from polyfed.core.evaluate import measure
@@ -34,11 +34,15 @@ from polyfed.core.rng import seeded
 from polyfed.core.runner import run_stage
 from polyfed.core.settings import Training
 from polyfed.core.threads import one_thread
+from polyfed.data.dataset import form_of
 from polyfed.engines.inprocess import drive, receive
+from polyfed.flower.alone import train_alone
 from polyfed.flower.codec import Body, Head
 from polyfed.flower.describe import JOINING, MEASURING, WORKING, introduce, make_own_blueprint
 from polyfed.flower.expect import Problem, in_words, rehearse
 from polyfed.flower.sitedata import SiteData
+from polyfed.methods.local import Local
+from polyfed.trained import describe_inputs, model_file, name_of
 
 PHASES = ("before", "round", "after")
 Tag = tuple[int, int, int]  # phase, round, position in the phase: when a state was taken
@@ -72,6 +76,7 @@ class Site:
         self.ended: str | None = None  # why the federation ended
         self.refused: str | None = None  # why this site cannot take part
         self.audit = False  # whether to ask for the server's audit
+        self.reached: dict[str, dict[str, list[Any]]] = {}  # what its model reaches: together, and alone
 
     def answer(self, head: Head, body: bytes | Body) -> tuple[Head, bytes]:
         """Do what a message asks, and count every byte that leaves."""
@@ -89,12 +94,16 @@ class Site:
             kind = head.get("kind")
             if kind == "describe":
                 return self.describe(head)
-            if kind in ("work", "measure"):
+            if kind in ("work", "measure", "alone"):
                 self.check_classes(head["run"])
             if kind == "work":
                 return self.work(head, body)
             if kind == "measure":
                 return self.measure(head, body)
+            if kind == "alone":
+                answer = train_alone(self, head)
+                self.reached |= {"alone": answer["measures"]} if "measures" in answer else {}
+                return answer, b""
             if kind == "end":
                 self.ended = str(head.get("reason", ""))[:2000]
                 if head.get("refused"):
@@ -153,11 +162,22 @@ class Site:
         return told, answer
 
     def measure(self, head: Head, body: Body) -> tuple[Head, bytes]:
-        """Measure this site's model as it would be after receiving the message; nothing here changes."""
+        """Measure this site's model as it would be after receiving the message, and write that model for the people.
+
+        Nothing else here changes.
+        """
+        results, party = self.figures(head, body)
+        if party is not None and not isinstance(party.models["main"], Learner):  # which is no network
+            self.keep_model(head, party)
+        self.reached["together"] = results
+        return {"measures": results}, b""
+
+    def figures(self, head: Head, body: Body) -> tuple[dict[str, list[Any]], Party | None]:
+        """Return what this site's model reaches after receiving the message, on all data for that; and the party."""
         method = self.method(head)
         message = self.read(body)
         results: dict[str, list[Any]] = {}
-        data = self.data
+        data, party = self.data, None
         for on, samples in (("test", data.test), ("validation", data.validation), ("personal", data.own_test)):
             if on == "personal" and samples is data.test and "test" in results:
                 results[on] = results["test"]
@@ -166,7 +186,7 @@ class Site:
                 self.take(method, party, message, EVALUATE, ctx)
                 found = measure(method, party, samples, ctx)
                 results[on] = [found.accuracy, found.loss, found.samples, found.private, found.metrics]
-        return {"measures": results}, b""
+        return results, party
 
     def metrics(self, run: Mapping[str, Any]) -> tuple[Metric, ...]:
         """Return what else is measured here, by the names that the server gave."""
@@ -179,7 +199,7 @@ class Site:
         name, options = head["run"]["method"], head["run"]["options"]
         if not isinstance(name, str) or not isinstance(options, dict):
             raise MessageError(f"Message from {SERVER} refused: it names no method.")
-        if self.allow and name not in self.allow:
+        if self.allow and name not in (*self.allow, Local.name):  # which sends nothing
             raise InputError(f"Site {self.name} does not allow {name} (it allows {', '.join(self.allow)}).")
         if name not in methods.registry() and name not in self.allow:
             # A name with a colon would import code here: only the site itself may ask for that.
@@ -293,6 +313,28 @@ class Site:
             if other not in kept:
                 self.path(head, other).unlink()
 
+    @property
+    def outcome(self) -> Path:
+        """The file with this site's model, as it was measured last."""
+        return self.folder / f"{self.name}.safetensors"
+
+    def keep_model(self, head: Head, party: Party) -> None:
+        """Write the model with what is needed to use it on raw inputs."""
+        data, run, blueprint = self.data, head["run"], self.network(self.method(head), head["run"])[0]
+        form = data.form or form_of(data.train.x, data.test.x)
+        about = {
+            **describe_inputs(data.input_shape, form, data.train.scaling, data.classes, data.task),
+            "outputs": blueprint.num_classes,
+            "model": name_of(self.model) or f"{self.model.__module__}:{label_of(self.model)}",
+            "name": self.name,
+            "seed": run["seed"],
+            "feature_dim": run["feature_dim"],
+            "feature_adapter": run["feature_adapter"],
+            "method": run["method"],
+            "round": int(head["round"]),
+        }
+        write_atomic(self.outcome, model_file(party.models["main"].state_dict(), about), private=True)
+
     def count(self, head: Head, payload: int) -> None:
         """Add to the bytes that this site sent out in this federation."""
         self.home(head).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -333,11 +375,27 @@ class Site:
         for line in in_words(rehearse(method, blueprint, problem, run["seed"]), self.data.num_classes):
             self.say(f"  {line}")
         self.say(f"  when it joins: {'; '.join(JOINING.values())}")
-        if method.shares and not isinstance(self.model, str):
+        if method.shares and not in_zoo(self.model):
             self.say("  when it joins: the initial weights of its network")
         self.say(f"  with every reply: {'; '.join(WORKING.values())}")
         self.say(f"  with every measurement: {'; '.join(MEASURING.values())}")
         self.say(f"{'Model weights are' if method.shares else 'No weights are'} among it; your samples stay here.")
+
+    def last_words(self) -> list[str]:
+        """Return what the people here have from it: what was gained, and their model."""
+        words = []
+        alone, together = ((self.reached.get(key) or {}).get("personal") for key in ("alone", "together"))
+        if alone and together and None not in (alone[0], together[0]):
+            score = "accuracy" if self.data.task.score == "accuracy" else self.data.task.title
+            gain = 100 * (together[0] - alone[0])
+            words.append(
+                f"On your own test data: alone {score} {alone[0]:.1%}, together {together[0]:.1%}, gained {gain:+.1f} "
+                "points."
+            )
+        if self.outcome.is_file():
+            how = "" if isinstance(self.model, str) else f", model={label_of(self.model)}"
+            words.append(f"Your model: {self.outcome}, load it with polyfed.load_model('{self.outcome}'{how})")
+        return words
 
 
 def privacy_of(run: Mapping[str, Any]) -> Privacy:

@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
-import sys
-import sysconfig
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from polyfed.build import ModelSpec, label_of, make_blueprint
-from polyfed.core.errors import InputError, PolyfedError, unknown
+from polyfed.build import ModelSpec, is_own, label_of, make_blueprint, own_model, weights_of
+from polyfed.config import Data
+from polyfed.core.errors import InputError
+from polyfed.core.own_code import imported, is_reference, own_code
 from polyfed.core.samples import Samples
 from polyfed.core.shape import InputShape
 from polyfed.core.task import CLASSIFICATION, Regression, Task, as_task, check_score
 from polyfed.data import Clients, Dataset, load
-from polyfed.data.form import Raw
+from polyfed.data.agree import Agreed
+from polyfed.data.form import Form, Raw
 from polyfed.data.objects import part_of
+from polyfed.data.sources import call
 from polyfed.data.split import split
 from polyfed.data.targets import make_targets
 from polyfed.flower import plain
-from polyfed.models import names
-
-LOG = Path("polyfed-error.log")  # the traceback of an exception in a party's own code
-PACKAGE = Path(__file__).parents[2]
+from polyfed.models.registry import parse
 
 
 @dataclass(frozen=True)
@@ -63,6 +57,7 @@ class SiteData:
     own_test: Samples | None = None
     task: Task = CLASSIFICATION
     shape: InputShape | None = None  # where inputs are words or categories, which no plain shape tells
+    form: Form | None = None  # how raw rows became inputs
 
     @property
     def input_shape(self) -> InputShape:
@@ -75,70 +70,12 @@ class SiteData:
         return tuple(plain(str(name)) for name in self.class_names) or tuple(map(str, range(self.num_classes)))
 
 
-@contextmanager
-def own_code(what: str) -> Iterator[None]:
-    """Turn an exception in a party's own code into one sentence, and keep the traceback in a file.
-
-    Raises
-    ------
-    InputError
-        Naming `what`, the error, and the line of the party's own code where it happened.
-    """
-    try:
-        yield
-    except PolyfedError:
-        raise
-    except Exception as error:
-        place, kept = _place(error), ""
-        with suppress(OSError):
-            LOG.write_text("".join(traceback.format_exception(error)))
-            kept = f" The whole traceback is in {LOG}."
-        raise InputError(f"{what} failed with {type(error).__name__}: {error}{place}.{kept}") from error
-
-
-def _place(error: Exception) -> str:
-    """Return file and line of the innermost call in somebody's own code: neither ours nor installed."""
-    if isinstance(error, SyntaxError):
-        return ""  # its words name file and line
-    installed = (str(PACKAGE), *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")), "<")
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(installed)]
-    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-
-
-def imported(name: str, option: str) -> Any:
-    """Import `package.module:attribute`; the current folder counts, as with `python -m`.
-
-    Raises
-    ------
-    InputError
-        Naming the option and what is wrong.
-    """
-    module, _, attribute = name.partition(":")
-    if not module or not attribute:
-        raise InputError(f"{option} {name} names nothing to import: write package.module:function.")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    with own_code(f"{option} {name}"):
-        try:
-            found = importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            raise InputError(f"{option} {name} cannot be imported: {error}.") from error
-    if not hasattr(found, attribute):
-        raise InputError(f"{option} {name} cannot be imported: module '{module}' has no attribute '{attribute}'.")
-    return getattr(found, attribute)
-
-
 def read_model(name: str) -> ModelSpec:
     """Return a model of the zoo by its string, or what the site's own code offers under `package.module:name`."""
-    start = name.split(":")[0].split("@")[0]
-    if start in names() or start.split("-")[0] in names():
-        return name
-    if ":" not in name or not all(part.isidentifier() for part in name.partition(":")[2].split(".")):
-        raise unknown("model", start, names())
-    found: ModelSpec = imported(name, "--model")
-    if not callable(found):
-        raise InputError(f"--model {name} is a {type(found).__name__}: name a function or class that makes a network.")
-    return found
+    if is_own(name):
+        return own_model(name, "--model")
+    parse(weights_of(name)[0])
+    return name
 
 
 def try_model(name: str, model: ModelSpec, data: SiteData) -> None:
@@ -148,18 +85,43 @@ def try_model(name: str, model: ModelSpec, data: SiteData) -> None:
             make_blueprint(model, label_of(model), data.input_shape, data.num_classes, 0, None, "linear")
 
 
-def read_data(name: str, public: str | None = None) -> SiteData:
-    """Return a site's data from its own function `package.module:name`, or a data set by name.
+def read_data(name: str | Data, public: str | None = None, agreed: Agreed | None = None) -> SiteData:
+    """Return a site's data from its own function `package.module:name`, or a file or data set by name.
 
-    The function returns `SiteData`, a `Dataset`, `Clients` with one client, or a table with `train`, `test` and
-    perhaps `validation`, `public`, `num_classes` and `class_names`, whose parts may be pairs of arrays.
+    The function returns `SiteData`, a `Dataset`, `Clients` with one client, what `load` takes, or a table with `train`,
+    `test` and perhaps `validation`, `public`, `num_classes` and `class_names`, whose parts may be pairs of arrays.
+
+    Parameters
+    ----------
+    name
+        The function, file or name, perhaps with how to read it.
+    public
+        Public samples, by name.
+    agreed
+        How all sites make numbers of their rows, where they agreed on that.
     """
-    given = imported(name, "--data") if ":" in name else load(name)
-    with own_code(f"--data {name}"):
-        given = given() if callable(given) and not isinstance(given, Dataset) else given
-        data = as_site_data(given)
+    how = Data(name) if isinstance(name, str) else name
+    whole = agreed.options() if agreed is not None else {}
+    if is_reference(how.source):
+        given = call(how.source)
+        with own_code(f"--data {how.source}"):
+            data = as_site_data(given) if _is_site_data(given) else _from(load(given, **whole), how)
+    else:
+        data = _from(how.whole(0, **whole), how, agreed)
     check_data(data)
     return data if public is None else replace(data, public=read_public(public))
+
+
+def _is_site_data(given: Any) -> bool:
+    return given is None or isinstance(given, SiteData | Dataset | Clients | dict)
+
+
+def _from(dataset: Dataset, how: Data, agreed: Agreed | None = None) -> SiteData:
+    """Return a data set as a site's own, with a share kept apart for validation."""
+    data = as_site_data(split(dataset, 1, validation=how.validation) if how.validation else dataset)
+    if agreed is not None and isinstance(dataset.task, Regression):
+        data = replace(data, task=dataset.task)
+    return replace(data, own_test=data.test)
 
 
 def check_data(data: SiteData) -> None:
@@ -222,6 +184,7 @@ def as_site_data(given: Any) -> SiteData:
             own_test=given.test,
             task=_units_of_all(given.task, "regression"),
             shape=given.input_shape,
+            form=given.form,
         )
     if isinstance(given, dict) and {"train", "test"} <= given.keys():
         options: dict[str, Any] = {key: given.get(key) for key in ("num_classes", "class_names", "public", "task")}
@@ -253,6 +216,7 @@ def as_site_data(given: Any) -> SiteData:
             given.own_tests(0).get(0, given.test),
             _units_of_all(given.task, "regression"),
             given.input_shape,
+            given.form,
         )
     raise InputError(
         f"The --data function returned a {type(given).__name__}: return polyfed.flower.sitedata.SiteData, a "

@@ -9,6 +9,7 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from polyfed.build import ModelSpec, construct, is_own
 from polyfed.core.checkpoint import read_json, write_atomic, write_json
 from polyfed.core.errors import InputError
 from polyfed.core.shape import InputShape
@@ -17,7 +18,7 @@ from polyfed.fusion.chain import load_chain
 from polyfed.fusion.combining import Combined
 from polyfed.fusion.fusing import fuse
 from polyfed.fusion.networks import Averaged, Selection, Several
-from polyfed.models import build, with_feature_dim
+from polyfed.models import with_feature_dim
 
 FORMAT = 2  # of the json file beside a fused model
 
@@ -83,7 +84,7 @@ def fuse_files(
 
 def _read_network(path: str | Path, spec: str, input_shape: Sequence[int], num_classes: int) -> nn.Module:
     state = read_state(Path(path))
-    network = _projected(build(spec, input_shape, num_classes), _projection(state))
+    network = _projected(construct(spec, InputShape(input_shape), num_classes), _projection(state))
     fill(network, state, f"{path}, read as {spec},")
     return network
 
@@ -107,8 +108,16 @@ def write_fused(fused: nn.Module, description: Mapping[str, Any], out: str | Pat
     write_json(base.with_name(f"{base.name}.json"), {"format": FORMAT, **description})
 
 
-def load_fused(path: str | Path) -> nn.Module:
+def load_fused(path: str | Path, models: Sequence[ModelSpec] | None = None) -> nn.Module:
     """Read what `write_fused` wrote (either of its two files, or their common name), in prediction mode.
+
+    Parameters
+    ----------
+    path
+        Where it was written.
+    models
+        What builds the networks, where they are somebody's own (`package.module:function`): a file never decides which
+        code runs.
 
     Raises
     ------
@@ -121,9 +130,15 @@ def load_fused(path: str | Path) -> nn.Module:
         raise InputError(f"{base}.json does not describe a fused model of this version.")
     state = read_state(base.with_name(f"{base.name}.safetensors"))
     shape = InputShape.load(about["input_shape"])
+    specs: Sequence[ModelSpec] = about["models"]
+    own = [str(spec) for spec in specs if is_own(str(spec))]
+    if own and models is None:
+        raise InputError(f"{base} was fused of {', '.join(dict.fromkeys(own))}: pass what builds them (models=[...]).")
+    if models is not None:
+        specs = [models[place % len(models)] for place in range(len(specs))]
     networks = [
-        _projected(build(spec, shape, about["num_classes"]), projection)
-        for spec, projection in zip(about["models"], about["projections"], strict=True)
+        _projected(construct(spec, shape, about["num_classes"]), projection)
+        for spec, projection in zip(specs, about["projections"], strict=True)
     ]
     kinds: dict[str, type[Several]] = {"selection": Selection, "ensemble": Averaged, "combined": Combined}
     if about["kind"] in kinds:

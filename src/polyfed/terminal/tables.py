@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from polyfed.compare import Row
 
 
-TITLES = {"personal": "own %", "validation": "val. %"}  # columns of clients
+TITLES = {"personal": "own %", "validation": "val. %", "alone": "alone %", "gain": "gain %"}  # columns of clients
 
 
 def say(console: Console, text: str | Text) -> None:
@@ -147,7 +147,8 @@ def client_table(summary: Mapping[str, Any], alone: Sequence[float] | None = Non
     accuracy, cost = summary["accuracy"], summary["cost"]["per_client"]
     title = f"{summary['method']}, {in_rounds(summary['rounds'])}, seed {summary['seed']}"
     table = ShownTable(title)
-    table.add_column("client", justify="right")
+    names = summary.get("names") or [str(client) for client in range(len(summary["samples"]))]
+    table.add_column("client", justify="left" if summary.get("names") else "right", no_wrap=True)
     table.add_column("model", no_wrap=True)
     score = accuracy.get("score", "acc.")
     columns = client_columns(accuracy, len(summary["samples"]))
@@ -163,10 +164,10 @@ def client_table(summary: Mapping[str, Any], alone: Sequence[float] | None = Non
             cells += [percent(alone[client]), f"{100 * (value - alone[client]):+.1f}"]
         cells += [(percent if name.endswith("%") else figure)(values[client]) for name, values in more.items()]
         cells += [amount(cost[direction].get(str(client), 0)) for direction in ("up", "down")]
-        table.add_row(str(client), summary["architectures"][client], *cells)
+        table.add_row(names[client], summary["architectures"][client], *cells)
     for client in accuracy.get("malicious", []):
         cells = [str(summary["samples"][client]), "-", *(["-", "-"] if alone else []), *("-" for _ in more), "-", "-"]
-        table.add_row(str(client), f"{summary['architectures'][client]} (malicious: does not count)", *cells)
+        table.add_row(names[client], f"{summary['architectures'][client]} (malicious: does not count)", *cells)
     best = f", global model {percent(accuracy['global'])} %" if accuracy["global"] is not None else ""
     gained = f", alone {percent(sum(alone) / len(alone))} %" if alone else ""
     apart = ""
