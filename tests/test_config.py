@@ -12,12 +12,13 @@ import pytest
 import polyfed as pf
 from polyfed import methods
 from polyfed.api import described, execute
+from polyfed.command import command, method_words
 from polyfed.compare import compare
 from polyfed.config import SECTIONS, Config, differences, option_names, short_names
 from polyfed.core.errors import InputError, RunDirectoryError
 from polyfed.core.fields import in_words, meanings, types_of
 from polyfed.core.lock import Lock
-from polyfed.experiment import command, experiment, method_words, read_experiment
+from polyfed.experiment import experiment, read_experiment
 from test_cli import SMALL, polyfed, refused
 
 # One value for every setting that is not its default.

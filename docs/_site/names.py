@@ -46,4 +46,21 @@ def pages() -> dict[str, str]:
         "",
     ]
     listed += [f"::: {path}\n    options:\n      members: false\n" for _, path in sorted(methods.items())]
-    return {"reference/README.md": "\n".join(text), "reference/method-classes.md": "\n".join(listed)}
+    return {
+        "reference/README.md": "\n".join(text),
+        "reference/method-classes.md": "\n".join(listed),
+        "reference/files.md": files(),
+    }
+
+
+def files() -> str:
+    """Return a page with the first line of every file, which says what it holds."""
+    lines = ["# Files", "", "Every file of `src/polyfed`, by its first line.", ""]
+    root, folder = STUB.parent, None
+    for path in sorted(root.rglob("*.py"), key=lambda file: (file.parent != root, file)):
+        if path.parent != folder:
+            folder = path.parent
+            lines += ["", f"## {folder.relative_to(root.parent)}", "", "| file | holds |", "|---|---|"]
+        first = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0].replace("|", "\\|")
+        lines.append(f"| `{path.name}` | {first} |")
+    return "\n".join(lines) + "\n"

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyfed.config import SECTIONS, Config, known_fields, option_names, short_names
+from polyfed.command import parse_setting, parse_value
+from polyfed.config import SECTIONS, Config, known_fields, short_names
 from polyfed.core.errors import InputError, unknown
 from polyfed.core.fields import AtLeastOne, check_fields
 
@@ -238,28 +237,6 @@ def read_experiment(
         raise InputError(f"{path}: {error}") from error
 
 
-def parse_setting(text: str) -> tuple[str, Any]:
-    """Read the text of a `--set`, of whichever command: a key and its value.
-
-    Raises
-    ------
-    InputError
-        When it is not `key=value`.
-    """
-    key, separator, value = text.partition("=")
-    if not separator:
-        raise InputError(f"--set takes key=value, for instance --set lr=0.1, not '{text}'.")
-    return key.strip(), parse_value(value.strip())
-
-
-def parse_value(text: Any) -> Any:
-    """Read a value as TOML does; anything else is a word."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"] if isinstance(text, str) else text
-    except tomllib.TOMLDecodeError:
-        return text
-
-
 def _read_file(path: Path | None, scale: str | None) -> dict[str, Any]:
     if path is None:
         if scale is not None:
@@ -318,46 +295,3 @@ def _assigned(values: dict[str, Any], key: str, value: Any, labels: Sequence[str
 
 
 # --- back to a command ---
-
-
-def command(config: Config) -> str | None:
-    """Return the command that runs the same again: what differs from the defaults. None: only a script can."""
-    if config.script or "=" in config.label:
-        return None
-    words = ["polyfed", "run", "--method", config.label, *setting_words(config)]
-    return shlex.join([*words, *method_words(config, "method")])
-
-
-def setting_words(config: Config) -> list[str]:
-    """Return the settings that differ from the defaults as options of the command line."""
-    usual = Config(config.method, config.label)
-    words, options = [], option_names()
-    for short, full in short_names().items():
-        value, default = config.value(full), usual.value(full)
-        if value != default or short in ("data", "models"):
-            text = ",".join(value) if full in ("models.names", "evaluation.metrics") else to_text(value)
-            words += [f"--{short.replace('_', '-')}", text] if short in options else ["--set", f"{full}={text}"]
-    return words
-
-
-def method_words(config: Config, owner: str) -> list[str]:
-    """Return what a label stands for and the hyper-parameters that are not the defaults, as `--set OWNER.key=...`."""
-    from polyfed.methods import reference
-
-    method, name = config.method, reference(type(config.method))
-    usual = type(method)()
-    changed = {item.name: getattr(method, item.name) for item in fields(method)}
-    told = {} if name == config.label else {"method": name}
-    told |= {key: value for key, value in changed.items() if value != getattr(usual, key)}
-    return [word for key, value in told.items() for word in ("--set", f"{owner}.{key}={to_text(value)}")]
-
-
-def to_text(value: Any) -> str:
-    """Write a value so that `parse_value` reads it back: plain words stay bare, None is `none`."""
-    if value is None:
-        return "none"
-    if isinstance(value, str):
-        return value if parse_value(value) == value else json.dumps(value)
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(json.dumps(item) for item in value) + "]"
-    return json.dumps(value)

@@ -12,8 +12,9 @@ from dataclasses import dataclass, fields, replace
 from itertools import islice, pairwise, product
 from typing import TYPE_CHECKING, Any
 
+from polyfed.command import to_text
 from polyfed.core.errors import InputError, unknown
-from polyfed.experiment import SWEPT, Experiment, to_text
+from polyfed.experiment import SWEPT, Experiment
 
 if TYPE_CHECKING:
     from polyfed.core.method import Method

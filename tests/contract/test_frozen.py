@@ -17,7 +17,8 @@ from polyfed.core.method import Method
 from polyfed.core.nets import frozen_names
 from polyfed.core.stage import Stage
 from polyfed.core.views import Full, Owned, Prefix, SameArch, Shared
-from polyfed.flower.describe import introduce, read_introduction, settle
+from polyfed.flower.agree import settle
+from polyfed.flower.describe import introduce, read_introduction
 from polyfed.flower.sitedata import SiteData
 from polyfed.models import build
 

@@ -19,9 +19,11 @@ from polyfed.core.needs import check_needs
 from polyfed.core.party import ClientInfo
 from polyfed.core.samples import Samples
 from polyfed.core.settings import Evaluation, Execution
+from polyfed.flower.agree import settle
 from polyfed.flower.backend import LiveFederation
-from polyfed.flower.describe import introduce, read_introduction, settle
-from polyfed.flower.expect import Expectations, Problem, rehearse
+from polyfed.flower.describe import introduce, read_introduction
+from polyfed.flower.expect import Expectations
+from polyfed.flower.rehearse import Problem, rehearse
 from polyfed.flower.serve import Given, run_federation, start_directory
 from polyfed.flower.sitedata import SiteData
 from polyfed.methods import make

@@ -20,7 +20,8 @@ from polyfed.build import make_blueprint
 from polyfed.config import Config
 from polyfed.core.errors import InputError, PolyfedError
 from polyfed.core.settings import Evaluation
-from polyfed.flower.describe import agree, introduce
+from polyfed.flower.agree import agree
+from polyfed.flower.describe import introduce
 from polyfed.flower.serve import Given, make_federation, start_directory
 from polyfed.flower.site import Site
 from polyfed.flower.sitedata import as_site_data, check_data

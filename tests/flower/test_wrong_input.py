@@ -23,8 +23,9 @@ from polyfed.cli import app
 from polyfed.core.errors import InputError, MessageError
 from polyfed.flower import keys as keys_module
 from polyfed.flower import plain, reach
+from polyfed.flower.agree import agree
 from polyfed.flower.child import LinkError, free_port
-from polyfed.flower.describe import agree, introduce
+from polyfed.flower.describe import introduce
 from polyfed.flower.keys import create_keys, read_server_keys, read_site_keys
 from polyfed.flower.registration import Registration
 from polyfed.flower.site import Site

@@ -11,6 +11,9 @@ from polyfed.core.method import EVALUATE, Method, Step
 from polyfed.core.party import Party
 from polyfed.core.settings import Participation, Settings, Training
 from polyfed.data import Clients
+from polyfed.engines.inprocess import InProcess
+from polyfed.flower.expect import Expectations
+from polyfed.flower.rehearse import Problem
 
 PUBLIC, PRIVATE = 2, 3  # classes
 MLP = ("mlp:1x12",)
@@ -72,3 +75,20 @@ def same(a: list[dict[str, torch.Tensor]], b: list[dict[str, torch.Tensor]]) -> 
 
 
 __all__ = ["EVALUATE", "MLP", "PRIVATE", "PUBLIC", "exchange", "federation", "party", "problem", "same", "states"]
+
+
+def sizes_of_checked_replies(run, monkeypatch):
+    """Run a federation in which every reply passes the checks of a real server; return the bytes of each."""
+    expected = Expectations(run.method, dict(run.backend.blueprints), Problem(3, (1, 8, 8), 3, False), 0)
+    exchanged, checked = InProcess.exchange, []
+
+    def watched(self, step, messages, ctx):
+        replies = exchanged(self, step, messages, ctx)
+        for client, reply in replies.messages.items():
+            expected.check(reply, messages[client], step, self.infos[client])
+            checked.append(reply.nbytes())
+        return replies
+
+    monkeypatch.setattr(InProcess, "exchange", watched)
+    run.run()
+    return checked

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from public_problem import EVALUATE, exchange, federation, party, problem, same, states
+from public_problem import EVALUATE, exchange, federation, party, problem, same, sizes_of_checked_replies, states
 from torch import nn
 
 import polyfed as pf
@@ -13,8 +13,6 @@ from polyfed.core.method import Step
 from polyfed.core.settings import Training
 from polyfed.core.stage import Trained
 from polyfed.data import Clients
-from polyfed.engines.inprocess import InProcess
-from polyfed.flower.expect import Expectations, Problem
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.fiarse import FIARSE, effective
 from polyfed.models import build
@@ -270,16 +268,4 @@ def test_clients_of_other_architectures_are_refused():
 
 def test_a_server_that_checks_replies_takes_those_of_every_size(monkeypatch):
     run = federation(FIARSE(sizes=(1.0, 0.25, 0.01)), problem((9,) * 6), ("cnn:4-8,bn",), rounds=2)
-    expected = Expectations(run.method, dict(run.backend.blueprints), Problem(3, (1, 8, 8), 3, False), 0)
-    exchanged, checked = InProcess.exchange, []
-
-    def watched(self, step, messages, ctx):
-        replies = exchanged(self, step, messages, ctx)
-        for client, reply in replies.messages.items():
-            expected.check(reply, messages[client], step, self.infos[client])
-            checked.append(reply.nbytes())
-        return replies
-
-    monkeypatch.setattr(InProcess, "exchange", watched)
-    run.run()
-    assert len(set(checked)) >= 3
+    assert len(set(sizes_of_checked_replies(run, monkeypatch))) >= 3

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from polyfed import report
 from polyfed.core.errors import InputError
-from polyfed.report import again, charts, tables
+from polyfed.report import again, charts, forms, tables
 from polyfed.report.page import render
 from polyfed.report.runs import Study, study
 from polyfed.report.words import answer
@@ -108,7 +108,7 @@ def test_latex_of_a_heading_and_a_cell(text, expected):
     column = tables.Column(text, group="50 % accuracy")
     made = tables.Table("t", "T", [column], [[tables.Cell(text, half="0.1")]])
     lines = [rf"{expected}, 50 \% accuracy \\", r"\midrule", rf"{expected} $\pm$ 0.1 \\"]
-    assert tables.to_latex(made).splitlines() == [
+    assert forms.to_latex(made).splitlines() == [
         r"\begin{tabular}{r}",
         r"\toprule",
         *lines,
@@ -118,7 +118,7 @@ def test_latex_of_a_heading_and_a_cell(text, expected):
 
 
 def test_latex_of_a_table_without_rows():
-    text = tables.to_latex(tables.Table("t", "T", [tables.Column("method", number=False)], []))
+    text = forms.to_latex(tables.Table("t", "T", [tables.Column("method", number=False)], []))
     assert text.splitlines()[0] == r"\begin{tabular}{l}" and r"method \\" in text
 
 

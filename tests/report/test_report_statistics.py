@@ -7,7 +7,7 @@ import math
 import pytest
 from report_runs import make_run
 
-from polyfed.report import statistics
+from polyfed.report import fairness, statistics
 from polyfed.report.data_charts import entropy
 from polyfed.report.runs import Run, Study
 
@@ -63,11 +63,11 @@ def test_worst_decile_is_the_mean_of_the_worst_tenth(clients, expected):
     ("values", "expected"), [([0.5] * 4, 1.0), ([1.0, 0, 0, 0], 0.25), ([1.0, 3.0], 0.8), ([0, 0], 1)]
 )
 def test_jain_index(values, expected):
-    assert statistics.jain(values) == pytest.approx(expected)
+    assert fairness.jain(values) == pytest.approx(expected)
 
 
 def test_fairness_by_hand(two_methods):
-    found = statistics.fairness(two_methods, "beta")
+    found = fairness.fairness(two_methods, "beta")
     # per seed: gains are (-gain, -0.1, +0.01): two of three clients lost in every seed
     assert found.lost == pytest.approx(2 / 3)
     assert found.worst_loss == pytest.approx(-0.1)
@@ -77,8 +77,8 @@ def test_fairness_by_hand(two_methods):
 
 
 def test_architectures_are_ordered_by_size(two_methods):
-    assert statistics.architectures(two_methods) == ["small", "large"]
-    assert [tier.parameters for tier in statistics.tiers(two_methods, "alpha")] == [10, 99]
+    assert fairness.architectures(two_methods) == ["small", "large"]
+    assert [tier.parameters for tier in fairness.tiers(two_methods, "alpha")] == [10, 99]
 
 
 def test_rounds_to_a_target_and_speed():

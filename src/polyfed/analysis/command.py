@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, make_dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
-from polyfed.config import known_fields
+from polyfed.command import options_of
 from polyfed.core.checkpoint import write_json
 from polyfed.core.errors import InputError, unknown
-from polyfed.core.fields import AtLeastOne, Count, NotNegative, check_fields
-from polyfed.experiment import parse_setting
+from polyfed.core.fields import AtLeastOne, Count, NotNegative
 
 FORMATS = ("png", "pdf")
 Outcome = tuple[Any, dict[str, Any], list[str]]  # numbers, figures, sentences
@@ -33,7 +30,7 @@ def analyze(
     if name not in ANALYSES:
         raise unknown("analysis", name, ANALYSES)
     work = ANALYSES[name]
-    options = _options(name, work, settings)
+    options = options_of(name, work, settings, leave=("paths",))
     paths = [folder for run in runs for folder in _run_folders(Path(run), name)]
     numbers, figures, sentences = work(paths, **options)
     folder = Path(out) if out is not None else Path(runs[0]) / "analysis" / name
@@ -60,16 +57,6 @@ def _run_folders(path: Path, name: str) -> list[Path]:
         raise InputError(f"There is no run in {path}: name the --out of a run or a comparison.")
     first = min(int(folder.name.removeprefix("seed-")) for folder in found)
     return [folder for folder in found if folder.name == f"seed-{first}"]
-
-
-def _options(name: str, work: Callable[..., Outcome], settings: Sequence[str]) -> dict[str, Any]:
-    """Return the options of an analysis: its parameters are their types and defaults, checked as all settings are."""
-    hints = get_type_hints(work, include_extras=True)
-    parameters = [item for item in inspect.signature(work).parameters.values() if item.name != "paths"]
-    kind = make_dataclass(name, [(item.name, hints[item.name], item.default) for item in parameters], frozen=True)
-    options = kind(**known_fields(name, kind, dict(map(parse_setting, settings))))
-    check_fields(options, name)
-    return asdict(options)
 
 
 def _finite(value: Any) -> Any:

@@ -1,5 +1,6 @@
 """The command line: commands, and options made from the configuration."""
 
-from polyfed.cli.commands import app, main
+from polyfed.cli.commands import app
+from polyfed.cli.entry import main
 
 __all__ = ["app", "main"]

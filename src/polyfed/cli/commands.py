@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from polyfed import __version__
+from polyfed.cli.about import register as register_about
 from polyfed.cli.federation import register as register_flower
-from polyfed.cli.options import with_settings
-from polyfed.core.launch import rank, world_size
+from polyfed.cli.options import Json, with_settings
+from polyfed.core.launch import rank
 from polyfed.terminal.tables import say
 
 app = typer.Typer(
@@ -27,7 +27,6 @@ app = typer.Typer(
 File = Annotated[Path | None, typer.Argument(help="An experiment file (TOML); options override its values.")]
 Out = Annotated[Path | None, typer.Option(help="A new directory for everything the run leaves behind.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress lines.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON (progress goes to the error stream).")]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", help="key=value: any setting, or method.mu=0.1 for a hyper-parameter. May be repeated."),
@@ -277,15 +276,23 @@ def fuse(
         typer.Option(help="Data set, file or package.module:function: gives shape and classes, measures the result."),
     ] = "digits",
     distill_into: Annotated[str | None, typer.Option(help="Distill into one small model, for instance mlp:2.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="key=value: an option of polyfed.fuse (k=3, matching.gamma=2). May be repeated."),
+    ] = None,
     **given: str | None,
 ) -> None:
     """Fuse trained networks into one model, without any training of theirs."""
     from polyfed.build import split_models
+    from polyfed.command import options_of
     from polyfed.experiment import read_experiment
-    from polyfed.fusion import accuracy_of, fuse_files
+    from polyfed.fusion import accuracy_of, fuse, fuse_files
 
+    own = ("models", "method", "search", "public", "distill_into", "input_shape")
+    options = options_of("fuse", fuse, set_ or (), leave=own)
     loaded = read_experiment(None, {"data": data, **given}).base.data.whole(0)
-    options = {"distill_into": distill_into, "public": loaded.train} if distill_into else {}
+    if distill_into:
+        options |= {"distill_into": distill_into, "public": loaded.train}
     fused = fuse_files(
         files,
         split_models(models),
@@ -301,113 +308,8 @@ def fuse(
     say(console, f"Written to {out}; load it with polyfed.fusion.load_fused")
 
 
-@app.command(name="methods")
-def list_methods(
-    name: Annotated[str | None, typer.Argument(help="One method, in full.")] = None,
-    experiment: Annotated[
-        Path | None,
-        typer.Option("--for", help="Which of them apply to this experiment, and why others do not."),
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """List the methods, or print one in full: its options, what it needs, what leaves a client."""
-    from polyfed.cli.listing import METHODS, show_applicable
-
-    if experiment is not None:
-        show_applicable(experiment, as_json)
-        return
-    METHODS.show(name, as_json)
-
-
-@app.command(name="models")
-def list_models(
-    name: Annotated[str | None, typer.Argument(help="One network, in full.")] = None, as_json: Json = False
-) -> None:
-    """List the networks of the zoo and how to write them, or print one in full."""
-    from polyfed.cli.listing import MODELS
-
-    MODELS.show(name, as_json)
-
-
-@app.command(name="data")
-def list_data(as_json: Json = False) -> None:
-    """List the known data sets and whether they are on this machine."""
-    from polyfed.cli.listing import print_json, print_rows
-    from polyfed.data import describe_sources
-
-    rows = describe_sources()
-    if as_json:
-        print_json(rows)
-        return
-    print_rows(rows, ("name", "kind", "classes", "rows", "groups", "found"))
-    say(Console(), "polyfed data --json has also their licenses, and where the Hugging Face Hub has them.")
-
-
-@app.command()
-def doctor(
-    server: Annotated[str | None, typer.Option(help="HOST:PORT of a federation: does it answer from here?")] = None,
-    as_json: Json = False,
-) -> None:
-    """Look at this installation and machine, and say what to do: versions, processor, data, extras, Flower."""
-    from polyfed.cli.doctor import PROBLEM, as_rows, examine
-    from polyfed.cli.listing import print_json
-
-    found = examine(server)
-    if as_json:
-        print_json(as_rows(found))
-    else:
-        for finding in found:
-            say(Console(), f"{finding.state:<8} {finding.subject:<18} {finding.found}")
-            if finding.advice:
-                say(Console(), f"{'':<27} -> {finding.advice}")
-    if any(finding.state == PROBLEM for finding in found):
-        raise typer.Exit(1)
-
-
+register_about(app)
 register_flower(app)
-
-
-def main() -> None:
-    """Run the command line; errors for people exit with code 2 (bad input) or 1 (something broke).
-
-    An error that nobody foresaw is one sentence as well; its traceback goes to a file which the sentence names.
-    """
-    from polyfed.core.errors import InputError, PolyfedError
-
-    try:
-        _check_launched()
-        app(prog_name="polyfed")  # also under `python -m polyfed`: completion goes by this name
-    except KeyboardInterrupt:
-        Console(stderr=True).print("Stopped.")
-        sys.exit(130)
-    except InputError as error:
-        _complain(error)
-        sys.exit(2)
-    except PolyfedError as error:
-        if type(error).__name__ == "Stopped":  # Ctrl-C: a stop, not a failure
-            say(Console(stderr=True), str(error))
-            sys.exit(130)
-        _complain(error)
-        sys.exit(1)
-    except Exception as error:
-        from polyfed.cli.failure import keep, sentence
-
-        _complain(f"{sentence(error)} The traceback is in {keep(error)}.")
-        sys.exit(1)
-
-
-def _complain(error: Exception | str) -> None:
-    if rank() > 0:  # the first process says the same
-        return
-    say(Console(stderr=True), Text.assemble(("Error:", "bold red"), f" {error}"))
-
-
-def _check_launched() -> None:
-    """Refuse to do several times what one process does: torch's launcher is for one large run."""
-    if world_size() > 1 and sys.argv[1:2] not in (["run"], ["resume"]):
-        from polyfed.core.errors import InputError
-
-        raise InputError("torchrun divides the clients of one run: use it with 'polyfed run' or 'polyfed resume'.")
 
 
 def _fresh(path: Path) -> Path:
@@ -444,7 +346,3 @@ def _show(result: Any, as_json: bool) -> None:
 def _paper() -> Console:
     """Return a console for tables: as wide as the terminal, or wide enough where the output goes to a file."""
     return Console(width=None if sys.stdout.isatty() else 120)
-
-
-if __name__ == "__main__":
-    main()

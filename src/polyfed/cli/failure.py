@@ -1,4 +1,4 @@
-"""Errors that nobody foresaw: one sentence for the screen, the traceback in a file."""
+"""Errors in one sentence for the screen; of those that nobody foresaw, the traceback goes into a file."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ import traceback
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+import typer
+
+from polyfed.core.errors import InputError, PolyfedError
 from polyfed.core.versions import versions
+from polyfed.flower import plain
 
 
 def sentence(error: Exception) -> str:
@@ -48,3 +53,24 @@ def _folders() -> Iterator[Path]:
     state = os.environ.get("XDG_STATE_HOME")
     yield (Path(state) if state else Path.home() / ".local" / "state") / "polyfed"
     yield Path(tempfile.gettempdir()) / f"polyfed-{os.getpid()}"
+
+
+class sentences:
+    """Turns our errors into one sentence and an exit code: 2 for a request that is not possible, 1 for the rest."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if type(error).__name__ == "Stopped":  # Ctrl-C: a stop, not a failure
+            typer.echo(plain(str(error)), err=True)
+            raise typer.Exit(130) from error
+        if isinstance(error, PolyfedError):
+            typer.echo(f"Error: {plain(str(error))}", err=True)
+            raise typer.Exit(2 if isinstance(error, InputError) else 1) from error
+        if isinstance(error, OSError):  # a folder that cannot be written, a file that cannot be read
+            typer.echo(f"Error: {error}", err=True)
+            raise typer.Exit(1) from error
+        if isinstance(error, KeyboardInterrupt):
+            typer.echo("Stopped.", err=True)
+            raise typer.Exit(130) from error

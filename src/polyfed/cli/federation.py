@@ -19,9 +19,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from polyfed.cli.failure import sentences
+from polyfed.cli.form import OF_A_SITE, form_app
+from polyfed.cli.keys import keys_app
 from polyfed.cli.options import with_settings
 from polyfed.config import Config, Data, option_names, short_names
-from polyfed.core.errors import InputError, PolyfedError, RunDirectoryError
+from polyfed.core.errors import InputError, RunDirectoryError
 from polyfed.core.summary import client_columns
 from polyfed.flower import plain, require_flower
 
@@ -33,13 +36,6 @@ THEIRS = ("data.", "execution.", "models.names", "evaluation.samples")
 SIMULATED = "trust.attack"  # nobody is malicious on request
 TOLD = tuple(short for short in option_names() if not short_names()[short].startswith((*THEIRS, SIMULATED)))
 
-OF_A_SITE = ("label", "columns", "drop_columns", "kind", "task", "validation")  # how a site's file is read
-
-keys_app = typer.Typer(help="Certificates and keys of a real federation.", no_args_is_help=True)
-
-
-form_app = typer.Typer(help="Agree on how tables become numbers, without showing a row.", no_args_is_help=True)
-
 
 def register(app: typer.Typer) -> None:
     """Add the commands to an application."""
@@ -47,117 +43,6 @@ def register(app: typer.Typer) -> None:
     app.add_typer(form_app, name="form")
     app.command("serve")(serve)
     app.command("join")(join)
-
-
-@keys_app.callback()
-def _keys() -> None:
-    """Certificates and keys of a real federation."""
-
-
-@keys_app.command("init")
-def keys_init(
-    directory: Annotated[Path, typer.Argument(help="A new folder; it stays with the server.")],
-    server: Annotated[str, typer.Option(help="Host name or address by which the sites reach the server.")],
-    sites: Annotated[str, typer.Option(help="Names of the sites: north,south,west.")],
-) -> None:
-    """Make a certificate authority, the server's certificate and a key pair for each site."""
-    with _sentences():
-        require_flower()
-        from polyfed.flower.keys import create_keys
-
-        folders = create_keys(directory, server, [name.strip() for name in sites.split(",")])
-    typer.echo(f"The server's keys are in {directory}; keep that folder to yourself.")
-    for folder in folders:
-        typer.echo(f"Give {folder} to that site, over a channel that you trust.")
-
-
-@keys_app.command("add")
-def keys_add(
-    directory: Annotated[Path, typer.Argument(help="The server's folder of keys.")],
-    site: Annotated[str, typer.Option(help="Name of the new site.")],
-) -> None:
-    """Make a key pair for a further site; it takes part in federations that are started afterwards."""
-    with _sentences():
-        require_flower()
-        from polyfed.flower.enroll import add_site
-
-        folder = add_site(directory, site)
-    typer.echo(f"Give {folder} to that site, over a channel that you trust.")
-
-
-@keys_app.command("request")
-def keys_request(
-    folder: Annotated[Path, typer.Argument(help="A new folder; it stays at the site.")],
-    name: Annotated[str, typer.Option(help="Name of the site.")],
-) -> None:
-    """At a site: make its key, and a request for the server to sign. The private key never leaves."""
-    with _sentences():
-        require_flower()
-        from polyfed.flower.enroll import request_key
-
-        path = request_key(folder, name)
-    typer.echo(f"Send {path} to the server; put the ca.crt that you get back into {folder}.")
-
-
-@keys_app.command("sign")
-def keys_sign(
-    directory: Annotated[Path, typer.Argument(help="The server's folder of keys.")],
-    request: Annotated[Path, typer.Argument(help="The request that a site sent.")],
-    renew: Annotated[bool, typer.Option("--renew", help="Replace the key that the site has.")] = False,
-) -> None:
-    """At the server: let a site in with the key of its request. A federation that runs takes a renewed key at once."""
-    with _sentences():
-        require_flower()
-        from polyfed.flower.enroll import sign_request
-
-        name = sign_request(directory, request, renew)
-    typer.echo(f"Site {name} is let in. Send {directory / 'ca.crt'} back to it; that file is no secret.")
-
-
-@keys_app.command("revoke")
-def keys_revoke(
-    directory: Annotated[Path, typer.Argument(help="The server's folder of keys.")],
-    site: Annotated[str, typer.Option(help="Name of the site.")],
-) -> None:
-    """Shut a site out, also of a federation that runs."""
-    with _sentences():
-        require_flower()
-        from polyfed.flower.enroll import revoke_site
-
-        revoke_site(directory, site)
-    typer.echo(f"Site {site} is shut out; 'polyfed keys sign' lets it in again with a new key.")
-
-
-@form_app.command("tell")
-@with_settings(OF_A_SITE[:-1])
-def form_tell(
-    data: Annotated[str, typer.Argument(help="Your CSV or parquet file, or package.module:function.")],
-    out: Annotated[Path, typer.Option(help="The file to write, for whoever collects them.")],
-    set_: Annotated[list[str] | None, typer.Option("--set", help="data.key=value: how to read the data.")] = None,
-    **given: str | None,
-) -> None:
-    """At a site: write down counts, means, deviations and words of the columns. No row is in it."""
-    with _sentences():
-        from polyfed.data.agree import write_told
-        from polyfed.experiment import read_experiment
-
-        write_told(read_experiment(None, {"data": data, **given}, set_ or ()).base.data.whole(0), out)
-    typer.echo(f"Wrote {out}. Read it: this is what you tell about your rows. Then send it to whoever collects them.")
-
-
-@form_app.command("agree")
-def form_agree(
-    files: Annotated[list[Path], typer.Argument(help="What the sites told.")],
-    out: Annotated[Path, typer.Option(help="The file to write, for all sites.")],
-) -> None:
-    """Join what the sites told: one scaling, one list of words and classes for all of them."""
-    with _sentences():
-        from polyfed.data.agree import agree, read_told, write_agreed
-
-        agreed = agree({path.name: read_told(path) for path in files})
-        write_agreed(agreed, out)
-    typer.echo(f"Wrote {out}: {len(agreed.form.columns)} columns, classes or targets {', '.join(agreed.class_names)}.")
-    typer.echo(f"Send it to all sites; they join with --form {out.name}.")
 
 
 @with_settings(TOLD)
@@ -189,7 +74,7 @@ def serve(
     """Run the server of a real federation."""
     given = locals().copy()
     _stop_politely()
-    with _sentences():
+    with sentences():
         require_flower()
         _check_security(insecure, keys, host or "127.0.0.1", "DIR (made by 'polyfed keys init')")
         from polyfed.flower import serve as serving
@@ -264,7 +149,7 @@ def join(
 ) -> None:
     """Take part in a federation with your own model and data, which stay here."""
     _stop_politely()
-    with _sentences():
+    with sentences():
         require_flower()
         _check_security(insecure, keys, server.rpartition(":")[0], "DIR/site-NAME (from the server)")
         from polyfed import methods
@@ -405,24 +290,3 @@ def _stop_politely() -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, stop)
-
-
-class _sentences:
-    """Turns our errors into one sentence and an exit code: 2 for a request that is not possible, 1 for the rest."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if type(error).__name__ == "Stopped":  # Ctrl-C: a stop, not a failure
-            typer.echo(plain(str(error)), err=True)
-            raise typer.Exit(130) from error
-        if isinstance(error, PolyfedError):
-            typer.echo(f"Error: {plain(str(error))}", err=True)
-            raise typer.Exit(2 if isinstance(error, InputError) else 1) from error
-        if isinstance(error, OSError):  # a folder that cannot be written, a file that cannot be read
-            typer.echo(f"Error: {error}", err=True)
-            raise typer.Exit(1) from error
-        if isinstance(error, KeyboardInterrupt):
-            typer.echo("Stopped.", err=True)
-            raise typer.Exit(130) from error

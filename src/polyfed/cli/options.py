@@ -12,6 +12,8 @@ import typer
 from polyfed.config import SECTIONS, Config, option_names, short_names
 from polyfed.core.fields import in_words, meanings, types_of
 
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON (progress goes to the error stream).")]
+
 
 def with_settings(names: Sequence[str] | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command with `**given` an option for each of these settings; it receives them as texts (None: not given).

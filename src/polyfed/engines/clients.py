@@ -70,6 +70,10 @@ class ClientStore:
         self.dirty.clear()
         return trees
 
+    def trees(self) -> dict[int, Any]:
+        """Return the trees of all clients that were ever active."""
+        return {client: record.tree() for client, record in sorted(self.records.items())}
+
     def restore(self, states: Mapping[int, Any]) -> None:
         """Put clients back into saved states."""
         self.dirty.clear()

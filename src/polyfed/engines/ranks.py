@@ -251,7 +251,7 @@ def obey(home: InProcess, order: Mapping[str, Any], ctx: Context) -> Tree:
 
 def everything(home: InProcess) -> dict[int, Tree]:
     """Return the trees of all clients that were ever active here."""
-    return {client: record.tree() for client, record in sorted(home.store.records.items())}
+    return home.store.trees()
 
 
 # --- what travels ---

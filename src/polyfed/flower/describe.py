@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from polyfed.build import ModelSpec, in_zoo, label_of, make_blueprint, make_module
 from polyfed.core.blob import DTYPES
-from polyfed.core.errors import InputError, MessageError
+from polyfed.core.errors import MessageError
 from polyfed.core.learner import Learner
 from polyfed.core.message import MAX_AXES, MAX_TENSORS, Message, State
 from polyfed.core.method import Method
@@ -268,30 +267,6 @@ def _initial(
     return state
 
 
-def settle(
-    sites: Mapping[str, tuple[ClientInfo, Blueprint]], order: list[str]
-) -> tuple[dict[int, ClientInfo], dict[str, Blueprint]]:
-    """Return the sites, numbered in the federation's order; give every distinct architecture one name.
-
-    Two sites whose own networks have the same name, tensors, cuts and frozen parameters have the same architecture;
-    those that share only the name are told apart by the site.
-    """
-    infos: dict[int, ClientInfo] = {}
-    blueprints: dict[str, Blueprint] = {}
-    for site in [name for name in order if name in sites]:
-        info, blueprint = sites[site]
-        known = blueprints.get(blueprint.name)
-        if known is not None and _kind(known) != _kind(blueprint):
-            blueprint = replace(blueprint, name=f"{blueprint.name}@{site}")
-        blueprints.setdefault(blueprint.name, blueprint)
-        infos[order.index(site)] = replace(info, id=order.index(site), architecture=blueprint.name)
-    return infos, blueprints
-
-
-def _kind(blueprint: Blueprint) -> tuple[Any, ...]:
-    return blueprint.shapes, blueprint.properties, blueprint.frozen, blueprint.cuts
-
-
 def read_task(head: Head) -> Task:
     """Return the task that a site speaks of.
 
@@ -315,55 +290,6 @@ def _check_task(task: Task, head: Head) -> None:
             raise ValueError(f"its regression has units for {len(task.center)} of {head['num_classes']!s:.20} targets")
         if not all(abs(value) < MAX_UNIT for value in (*task.center, *task.spread, *(1 / s for s in task.spread))):
             raise ValueError(f"center, spread and its inverse of its regression must be below {MAX_UNIT:g}")
-
-
-def agree(heads: Mapping[str, Head], public: str | None, needs_public: bool) -> None:
-    """Check that all sites speak of the same problem.
-
-    Raises
-    ------
-    InputError
-        Naming the site that differs from the first one, and in what.
-    """
-    first, reference = next(iter(heads.items()))
-    for site, head in heads.items():
-        if head["task"] != reference["task"]:
-            raise InputError(
-                f"Site {site} learns {_said(head['task'])}, but site {first} {_said(reference['task'])}: all sites "
-                "need the same task, of a regression with the same center and spread (task in what --data returns)."
-            )
-        ours, theirs = [str(name) for name in reference["class_names"]], [str(name) for name in head["class_names"]]
-        if (theirs, head["num_classes"]) != (ours, len(ours)):
-            what = "put them in the order" if sorted(ours) == sorted(theirs) else "name the same classes in the order"
-            raise InputError(
-                f"Site {site} has the classes {_listed(theirs)}, but site {first} has {_listed(ours)}: {what} of site "
-                f"{first}, also those without a sample (class_names in what --data returns; without names: 0, 1, ...)."
-            )
-        if head["words"] != reference["words"] or head["groups"] != reference["groups"]:
-            raise InputError(
-                f"The words or categories of site {site} are not those of site {first}, so that the same number means "
-                "something else: load the data of all sites with one form (load(..., form=...))."
-            )
-        if head["input_shape"] != reference["input_shape"]:
-            raise InputError(
-                f"Site {site} has inputs of shape {head['input_shape']}, but site {first} has "
-                f"{reference['input_shape']}: all sites must bring their inputs to one shape."
-            )
-        if needs_public and head["public"] != public:
-            raise InputError(
-                f"Site {site} holds other public samples than the server: give --public the same data everywhere."
-            )
-
-
-def _said(task: list[Any]) -> str:
-    """Return a task as it was told, for people."""
-    name, *units = task
-    return f"{name!s:.40}" + (f" with center {units[0]!s:.100} and spread {units[1]!s:.100}" if any(units) else "")
-
-
-def _listed(names: list[str]) -> str:
-    """Return class names for people; a long list is cut."""
-    return "[" + ", ".join(names[:50]) + (f", ... ({len(names)} in all)]" if len(names) > 50 else "]")
 
 
 def _count(value: Any, least: int = 1, most: int = 1 << 40) -> int:

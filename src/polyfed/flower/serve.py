@@ -27,18 +27,20 @@ from polyfed.core.rundir import RunDirectory
 from polyfed.core.samples import Samples
 from polyfed.core.settings import Settings
 from polyfed.core.task import CLASSIFICATION
+from polyfed.flower.agree import agree, settle
 from polyfed.flower.alone import ask_alone
 from polyfed.flower.audit import Audit
 from polyfed.flower.backend import FlowerBackend, LiveFederation
 from polyfed.flower.child import Address, LinkError
 from polyfed.flower.codec import Head
-from polyfed.flower.describe import MAX_SAMPLES, agree, read_introduction, read_task, settle, shape_of
-from polyfed.flower.expect import Expectations, Problem
+from polyfed.flower.describe import MAX_SAMPLES, read_introduction, read_task, shape_of
+from polyfed.flower.expect import Expectations
 from polyfed.flower.keys import ServerKeys, check_names, read_server_keys
 from polyfed.flower.link import ServerLink
 from polyfed.flower.mailbox import Mailbox, TooFewSites, refusal
 from polyfed.flower.reach import check_free
 from polyfed.flower.registration import END_SECONDS, Introductions, NodeDirectory, Registration
+from polyfed.flower.rehearse import Problem
 from polyfed.flower.sitedata import fingerprint
 from polyfed.flower.weights import in_words
 from polyfed.result import Result

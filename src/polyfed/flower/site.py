@@ -39,7 +39,7 @@ from polyfed.engines.inprocess import drive, receive
 from polyfed.flower.alone import train_alone
 from polyfed.flower.codec import Body, Head
 from polyfed.flower.describe import JOINING, MEASURING, WORKING, introduce, make_own_blueprint
-from polyfed.flower.expect import Problem, in_words, rehearse
+from polyfed.flower.rehearse import Problem, in_words, rehearse
 from polyfed.flower.sitedata import SiteData
 from polyfed.methods.local import Local
 from polyfed.trained import describe_inputs, model_file, name_of

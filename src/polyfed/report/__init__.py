@@ -70,29 +70,29 @@ def figure(source: Any, kind: str = "curves", backend: str = "plotly") -> Any:
 
 def table(source: Any, name: str = "leaderboard") -> pandas.DataFrame:
     """Return a table (leaderboard, targets, fairness, clients, trust, wire, sweep) as a data frame of numbers."""
-    from polyfed.report import tables
+    from polyfed.report import forms, tables
 
-    return tables.to_frame(tables.make(study(source), name))
+    return forms.to_frame(tables.make(study(source), name))
 
 
 def to_markdown(source: Any, name: str = "leaderboard") -> str:
     """Return a table as Markdown."""
-    from polyfed.report import tables
+    from polyfed.report import forms, tables
 
-    return tables.to_markdown(tables.make(study(source), name))
+    return forms.to_markdown(tables.make(study(source), name))
 
 
 def to_latex(source: Any, name: str = "leaderboard") -> str:
     """Return a table as LaTeX, for the booktabs package."""
-    from polyfed.report import tables
+    from polyfed.report import forms, tables
 
-    return tables.to_latex(tables.make(study(source), name))
+    return forms.to_latex(tables.make(study(source), name))
 
 
 def export(source: Any, folder: str | Path, formats: Sequence[str] = ("pdf", "svg", "png")) -> list[Path]:
     """Write every figure and table for a paper into a folder: PDF, SVG and PNG; LaTeX, Markdown and CSV."""
     from polyfed.core.errors import InputError
-    from polyfed.report import static, tables
+    from polyfed.report import forms, static, tables
     from polyfed.report.charts import KINDS, chart
 
     found, folder = study(source), Path(folder)
@@ -110,9 +110,9 @@ def export(source: Any, folder: str | Path, formats: Sequence[str] = ("pdf", "sv
             continue
         folder.mkdir(parents=True, exist_ok=True)
         for ending, text in (
-            ("md", tables.to_markdown(made)),
-            ("tex", tables.to_latex(made)),
-            ("csv", tables.to_frame(made).to_csv(index=False)),
+            ("md", forms.to_markdown(made)),
+            ("tex", forms.to_latex(made)),
+            ("csv", forms.to_frame(made).to_csv(index=False)),
         ):
             path = folder / f"{name}.{ending}"
             path.write_text(text)

@@ -6,9 +6,9 @@ import shlex
 from dataclasses import replace
 from typing import Any
 
+from polyfed.command import command, method_words, setting_words, to_text
 from polyfed.config import Config, short_names
 from polyfed.core.errors import InputError
-from polyfed.experiment import command, method_words, setting_words, to_text
 from polyfed.report.runs import Run, Study
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from polyfed.report.style import Look
@@ -62,3 +63,17 @@ class Chart:
     levels: list[Level] = field(default_factory=list)
     note: str = ""  # what the reader must know to read it
     height: int = 380
+
+
+def accuracy_axis(series: Sequence[Series], bounded: bool) -> Axis:
+    """Return an axis of accuracies that never leaves 0 to 100 %, however wide an interval of few seeds is."""
+    ends = [
+        value + side * half
+        for one in series
+        for value, half in zip(one.y, one.error_y or [0.0] * len(one.y), strict=True)
+        for side in (-1, 1)
+    ]
+    if not ends:
+        return Axis("")
+    lowest = max(0.0, min(ends)) if bounded else min(ends)  # R² has no lower end
+    return Axis("accuracy", "%", limits=(lowest - 3, min(100.0, max(ends)) + 3))

@@ -1,6 +1,6 @@
 """Every chart of the report as plain data: what is drawn, not how. `draw` and `static` turn it into figures.
 
-Charts of the data that clients hold are in `data_charts`.
+Charts of single clients are in `client_charts`, those of the data that they hold in `data_charts`.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from polyfed.core.errors import InputError, unknown
-from polyfed.ops.estimate import Estimate, estimate
+from polyfed.ops.estimate import estimate
 from polyfed.report import statistics as numbers
-from polyfed.report.chart import Axis, Chart, Level, Series
+from polyfed.report.chart import Axis, Chart, Level, Series, accuracy_axis
+from polyfed.report.client_charts import capacity, gains
 from polyfed.report.data_charts import evenness, sizes, split
-from polyfed.report.runs import LOCAL, POOLED, REFERENCES, Point, Study
-from polyfed.report.style import BLACK, GRAY, SYMBOLS, Look, looks, tier_colors
+from polyfed.report.runs import POOLED, REFERENCES, Point, Study
+from polyfed.report.style import GRAY, Look, looks
 from polyfed.report.sweeps import sweep
 from polyfed.terminal.tables import amount
 
-MOST_POINTS = 1000  # points of one method in a chart of clients: more are thinned evenly by rank
 END, GLOBAL = "at the end", "global model"
 FEW_ROUNDS = 10  # each has its tick: there is no round 1.5
 
@@ -97,26 +97,12 @@ def stages(study: Study) -> Chart:
         "stages",
         "Accuracy by stage",
         Axis("", ticks=ticks),
-        _accuracy_axis(series, study.bounded),
+        accuracy_axis(series, study.bounded),
         series,
         [],
         note,
         340,
     )
-
-
-def _accuracy_axis(series: Sequence[Series], bounded: bool) -> Axis:
-    """Return an axis of accuracies that never leaves 0 to 100 %, however wide an interval of few seeds is."""
-    ends = [
-        value + side * half
-        for one in series
-        for value, half in zip(one.y, one.error_y or [0.0] * len(one.y), strict=True)
-        for side in (-1, 1)
-    ]
-    if not ends:
-        return Axis("")
-    lowest = max(0.0, min(ends)) if bounded else min(ends)  # R² has no lower end
-    return Axis("accuracy", "%", limits=(lowest - 3, min(100.0, max(ends)) + 3))
 
 
 def _cost_axis(title: str, unit: str, values: Sequence[float]) -> Axis:
@@ -169,110 +155,8 @@ def cost_frontier(study: Study, by: str = "bytes") -> Chart:
         note += " Bars: 95 % intervals over seeds."
     everything = [*series, Series("levels", [], [level.value for level in levels])]
     return Chart(
-        f"frontier-{by}", "Accuracy against cost", axis, _accuracy_axis(everything, study.bounded), series, levels, note
+        f"frontier-{by}", "Accuracy against cost", axis, accuracy_axis(everything, study.bounded), series, levels, note
     )
-
-
-def gains(study: Study) -> Chart:
-    """Gain of every client over training alone, one row per method, colored by network size."""
-    labels = [label for label in study.labels if label != LOCAL]
-    if LOCAL not in study.runs or not labels:
-        raise InputError("Gains need runs of 'local' on the same splits: add it to the comparison.")
-    names = numbers.architectures(study)
-    points: dict[str, list[tuple[float, float, str]]] = {name: [] for name in names}
-    averages: list[tuple[float, int, Estimate]] = []
-    thinned = False
-    for row, label in enumerate(reversed(labels)):
-        found = sorted(numbers.client_gains(study, label), key=lambda item: item[2])
-        if not found:
-            continue
-        step = max(1, -(-len(found) // MOST_POINTS))
-        thinned |= step > 1
-        for place, (run, client, gain) in enumerate(found[::step]):
-            offset = 0.52 * (place * 0.618034 % 1 - 0.5)  # spread evenly, the same at every drawing
-            text = (
-                f"{label}: client {client} (seed {run.seed}), {run.architectures[client]}<br>"
-                f"{100 * gain:+.1f} points, now {100 * run.per_client[client]:.1f} %"
-            )
-            points[run.architectures[client]].append((100 * gain, row + offset, text))
-        mean = numbers.difference(study, label, LOCAL)
-        if mean is not None:
-            averages.append((100 * mean.mean, row, mean))
-    series = [
-        Series(
-            name,
-            [p[0] for p in points[name]],
-            [p[1] for p in points[name]],
-            Look(color, SYMBOLS[place % len(SYMBOLS)]),
-            "points",
-            text=[p[2] for p in points[name]],
-        )
-        for place, (name, color) in enumerate(zip(names, tier_colors(len(names)), strict=True))
-        if points[name]
-    ]
-    errors = [100 * (mean.half or 0.0) for _, _, mean in averages]
-    series.append(
-        Series(
-            "mean",
-            [x for x, _, _ in averages],
-            [y for _, y, _ in averages],
-            Look(BLACK, "line-ns"),
-            "points",
-            error_x=errors if any(errors) else None,
-            text=[f"mean gain {x:+.1f} points" for x, _, _ in averages],
-        )
-    )
-    note = "One point per client and seed, colored by network from smallest to largest; left of zero a client lost."
-    note += " Each method shows at most a thousand clients, spread evenly by rank." if thinned else ""
-    axis = Axis("gain over training alone, percentage points", zero=True)
-    height = 130 + 62 * len(labels)
-    return Chart(
-        "gains", "Gain of each client", axis, Axis("", ticks=tuple(reversed(labels))), series, [], note, height
-    )
-
-
-def capacity(study: Study) -> Chart:
-    """Accuracy of each method by architecture, smallest network first."""
-    names = numbers.architectures(study)
-    styles = looks(study.labels)
-    width = 0.7 / max(1, len(study.labels))
-    series = []
-    for place, label in enumerate(study.labels):
-        found = numbers.tiers(study, label)
-        offset = (place - (len(study.labels) - 1) / 2) * width
-        series.append(
-            Series(
-                label,
-                [names.index(tier.architecture) + offset for tier in found],
-                [100 * tier.accuracy.mean for tier in found],
-                styles[label],
-                "points",
-                error_y=[100 * (tier.accuracy.half or 0.0) for tier in found] if len(study.runs[label]) > 1 else None,
-                text=[
-                    f"{label}, {tier.architecture}: {100 * tier.accuracy.mean:.1f} %"
-                    + (f"<br>{100 * tier.gain.mean:+.1f} points over training alone" if tier.gain else "")
-                    for tier in found
-                ],
-            )
-        )
-    sizes = {tier.architecture: tier.parameters for label in study.labels for tier in numbers.tiers(study, label)}
-    ticks = tuple(f"{name}<br>{count(sizes[name])}" if sizes.get(name) else name for name in names)
-    note = "Networks from the smallest to the largest; mean over their clients" + (
-        ", bars: 95 % intervals over seeds." if any(one.error_y for one in series) else "."
-    )
-    return Chart(
-        "tiers", "Accuracy by network", Axis("", ticks=ticks), _accuracy_axis(series, study.bounded), series, [], note
-    )
-
-
-def count(parameters: int | None) -> str:
-    """Return a number of parameters for people."""
-    if not parameters:
-        return ""
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if parameters >= size:
-            return f"{parameters / size:.3g}{unit} parameters"
-    return f"{parameters} parameters"
 
 
 def wire(study: Study) -> Chart:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from polyfed.command import to_text
 from polyfed.core.errors import InputError
-from polyfed.experiment import to_text
 from polyfed.report.chart import Axis, Chart, Series
 from polyfed.report.runs import Study
 from polyfed.report.style import looks

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from polyfed.ops.estimate import Estimate
 from polyfed.report import statistics as numbers
+from polyfed.report.fairness import fairness
 from polyfed.report.runs import LOCAL, POOLED, Study
 from polyfed.report.statistics import Standing
 from polyfed.terminal.tables import amount, own_settings
@@ -115,7 +116,7 @@ def _cautions(study: Study, best: Standing, others: list[Standing]) -> list[str]
             )
     if best.took_part is not None:
         found.append(_idle(study, best))
-    lost = numbers.fairness(study, best.method).lost
+    lost = fairness(study, best.method).lost
     if lost:
         found.append(f"{100 * lost:.0f} % of the clients would have been better off alone.")
     if study.sweep:

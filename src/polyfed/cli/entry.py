@@ -1,0 +1,55 @@
+"""The entry point: runs a command, and turns whatever goes wrong into one sentence and an exit code."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+from rich.text import Text
+
+from polyfed.cli.commands import app
+from polyfed.core.launch import rank, world_size
+from polyfed.terminal.tables import say
+
+
+def main() -> None:
+    """Run the command line; errors for people exit with code 2 (bad input) or 1 (something broke).
+
+    An error that nobody foresaw is one sentence as well; its traceback goes to a file which the sentence names.
+    """
+    from polyfed.core.errors import InputError, PolyfedError
+
+    try:
+        _check_launched()
+        app(prog_name="polyfed")  # also under `python -m polyfed`: completion goes by this name
+    except KeyboardInterrupt:
+        Console(stderr=True).print("Stopped.")
+        sys.exit(130)
+    except InputError as error:
+        _complain(error)
+        sys.exit(2)
+    except PolyfedError as error:
+        if type(error).__name__ == "Stopped":  # Ctrl-C: a stop, not a failure
+            say(Console(stderr=True), str(error))
+            sys.exit(130)
+        _complain(error)
+        sys.exit(1)
+    except Exception as error:
+        from polyfed.cli.failure import keep, sentence
+
+        _complain(f"{sentence(error)} The traceback is in {keep(error)}.")
+        sys.exit(1)
+
+
+def _complain(error: Exception | str) -> None:
+    if rank() > 0:  # the first process says the same
+        return
+    say(Console(stderr=True), Text.assemble(("Error:", "bold red"), f" {error}"))
+
+
+def _check_launched() -> None:
+    """Refuse to do several times what one process does: torch's launcher is for one large run."""
+    if world_size() > 1 and sys.argv[1:2] not in (["run"], ["resume"]):
+        from polyfed.core.errors import InputError
+
+        raise InputError("torchrun divides the clients of one run: use it with 'polyfed run' or 'polyfed resume'.")
