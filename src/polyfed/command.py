@@ -65,7 +65,7 @@ def options_of(
     parts: dict[str, dict[str, Any]] = {}
     for key, value in map(parse_setting, texts):
         name, dot, field = key.partition(".")
-        section = next((part for part in get_args(hints.get(name)) if dot and is_dataclass(part)), None)
+        section: Any = next((part for part in get_args(hints.get(name)) if dot and is_dataclass(part)), None)
         if section is None:
             given[key] = value
             continue
