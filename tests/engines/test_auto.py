@@ -15,7 +15,7 @@ from polyfed.engines import batched
 from polyfed.engines.auto import is_perceptron
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
-from table import CASES, Case, run_case, synthetic
+from table import CASES, Case, everyday, run_case, synthetic
 
 
 def weights(result: pf.Result, client: int) -> torch.Tensor:
@@ -39,7 +39,7 @@ def test_perceptrons_are_stacked_and_others_work_whole(monkeypatch: pytest.Monke
 PERCEPTRONS = [case for case in CASES if all(model.startswith("mlp") for model in case.models)]
 
 
-@pytest.mark.parametrize("case", PERCEPTRONS, ids=lambda case: case.id)
+@everyday(PERCEPTRONS)
 def test_numbers_do_not_depend_on_who_shares_a_stack(case: Case) -> None:
     runs = [run_case(case, rounds=2, participation=0.6, engine="auto", workers=workers) for workers in (1, 4)]
     assert same(*runs)

@@ -20,7 +20,7 @@ from polyfed.engines.batched import Batched
 from polyfed.engines.dense import DenseProgram
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
-from table import CASES, run_case, synthetic, unequal
+from table import CASES, everyday, run_case, synthetic, unequal
 
 # Deep BatchNorm networks on 8x8 images normalize over few values, which amplifies rounding: 1e-16 becomes 1e-9.
 TOLERANCE = 1e-7
@@ -75,7 +75,7 @@ def difference(a, b):
 ONE_ARCHITECTURE = [case for case in CASES if len(case.models) == 1 and not pf.methods.find(case.method).pools_data]
 
 
-@pytest.mark.parametrize("case", ONE_ARCHITECTURE, ids=lambda case: case.id)
+@everyday(ONE_ARCHITECTURE)
 def test_stages_are_stacked_wherever_it_is_said(case, stacks):
     """That the numbers are the same is a check of the contract."""
     run_case(case, rounds=1, engine="batched", workers=2)

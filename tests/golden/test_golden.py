@@ -12,7 +12,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
-from table import CASES, run_case
+from table import CASES, everyday, run_case
 
 FILE = Path(__file__).with_name("golden.json")
 TOLERANCE = 0.018  # one of the sixty test samples
@@ -35,7 +35,7 @@ def figures(case):
     }
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+@everyday()
 def test_a_few_rounds_give_the_stored_result(case):
     expected = json.loads(FILE.read_text())[case.id]
     found = figures(case)
