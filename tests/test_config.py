@@ -86,6 +86,9 @@ OTHER = {
     "privacy.noise_multiplier": 1.5,
     "privacy.max_norm": 0.5,
     "privacy.clipping": "layer",
+    "privacy.unit": "client",
+    "privacy.release_norm": 2.0,
+    "privacy.release_share": 0.25,
 }
 
 
