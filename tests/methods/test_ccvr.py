@@ -11,9 +11,10 @@ from polyfed.api import prepare
 from polyfed.config import Networks
 from polyfed.core.errors import InputError
 from polyfed.core.message import Message
+from polyfed.core.prototypes import packed_moments
 from polyfed.core.settings import Participation, Settings
 from polyfed.core.stage import Batch
-from polyfed.methods.ccvr import CCVR, packed
+from polyfed.methods.ccvr import CCVR
 from polyfed.ops.moments import Moments, class_moments, gaussian_samples, merged_moments, pooled_moments, root_of
 
 SGD = pf.Training(epochs=1, batch_size=8, lr=0.05)
@@ -228,7 +229,7 @@ def test_bytes_of_the_clients_form(when, kind, each, once):
 
 def told(features, labels, kind="full"):
     found = class_moments(features, labels, kind)
-    return Message(data=packed(found, 3))
+    return Message(data=packed_moments(found, 3))
 
 
 def test_a_class_that_nobody_held_in_a_round_stays_known():

@@ -12,9 +12,9 @@ import polyfed as pf
 from polyfed.core.nets import Net
 from polyfed.core.passes import count_right
 from polyfed.core.stage import Batch
-from polyfed.methods import takfl
+from polyfed.core.task_vectors import Weights, candidate_rows, merge_loss, merged
 from polyfed.methods.feddf import FedDF
-from polyfed.methods.takfl import TAKFL, candidate_rows, merge_loss, merged
+from polyfed.methods.takfl import TAKFL
 
 QUICK = {"distill_epochs": 2, "distill_batch": 16, "distill_lr": 1e-3}
 
@@ -195,7 +195,7 @@ def test_candidates_grow_with_the_prototype_and_become_more_unequal():
 def test_the_best_candidate_on_the_data_apart_wins_and_the_uniform_one_among_equals(monkeypatch):
     run = federation(TAKFL(**QUICK, merge="heuristic", select_on="public", candidates=2), DIGITS, TWO)
     scores = iter([3, 1, 5, 5, 2, 0, 0] + [4] * 7)
-    monkeypatch.setattr(takfl, "count_right", lambda model, data: next(scores))
+    monkeypatch.setattr("polyfed.core.task_vectors.count_right", lambda model, data: next(scores))
     taught(run, moved(run))
     rows = [candidate_rows(2, 2, run.ctx.rng(f"candidates/{name}")) for name in TWO]
     weights = run.ctx.records["distillation"]["weights"]
@@ -227,7 +227,7 @@ def test_the_loss_of_the_weights_is_that_of_the_merged_network():
     rng = torch.Generator().manual_seed(0)
     tasks = [{n: torch.randn(t.shape, generator=rng) for n, t in start.items()} for _ in range(2)]
     network = run.ctx.replica("mlp:1x8")
-    weights = takfl.Weights(2)
+    weights = Weights(2)
     with torch.no_grad():
         weights.logits.copy_(torch.tensor([0.0, 1.0]))
         weights.scale.fill_(0.5)

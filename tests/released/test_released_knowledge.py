@@ -17,10 +17,11 @@ from polyfed.core.message import Message
 from polyfed.core.method import Step
 from polyfed.core.nets import Net
 from polyfed.core.party import Context, Party, PartyData, load_state
+from polyfed.core.prototypes import unpacked_moments
 from polyfed.core.rng import SERVER
 from polyfed.core.samples import Samples, unlabeled
 from polyfed.core.stage import Batch
-from polyfed.methods.ccvr import unpacked
+from polyfed.core.task_vectors import merged
 from polyfed.methods.dafkd import DaFKD, weighted_teacher
 from polyfed.methods.dsfl import DSFL
 from polyfed.methods.feddf import FedDF
@@ -34,7 +35,7 @@ from polyfed.methods.fedproto import FedProto
 from polyfed.methods.fedtgp import FedTGP, TrainablePrototypes
 from polyfed.methods.fml import FML
 from polyfed.methods.pfedafm import Mixing, PFedAFM
-from polyfed.methods.takfl import TAKFL, merged
+from polyfed.methods.takfl import TAKFL
 from polyfed.models import build
 from polyfed.models.generators import FeatureGenerator
 from polyfed.ops.conformal import label_scores, prediction_sets, threshold
@@ -145,7 +146,7 @@ def test_ccvr_pools_moments_as_a_public_program_does():
     pooled = pooled_moments(each)
     close(pooled.means, [2.2, 2.0])
     close(pooled.covariance, [3.7, 1.0, 1.0, 2.5])
-    again = unpacked({"classes": pooled.classes, "means": pooled.means, "covariance": pooled.covariance})
+    again = unpacked_moments({"classes": pooled.classes, "means": pooled.means, "covariance": pooled.covariance})
     assert torch.equal(again.covariance, pooled.covariance)
 
 

@@ -91,6 +91,14 @@ def distill(
     return trained
 
 
+def distill_held(held: State, student: nn.Module, *lesson: Any, **how: Any) -> Trained:
+    """Distill into shared tensors: they are the student's start, and get what it learned. The rest as in `distill`."""
+    load_state(student, held)
+    trained = distill(student, *lesson, **how)
+    put_back(student, held)
+    return trained
+
+
 def put_back(student: nn.Module, held: State) -> None:
     """Copy a student's tensors to their places among the shared ones."""
     own = state_of(student)

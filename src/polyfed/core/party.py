@@ -235,6 +235,12 @@ def shared_state(model: nn.Module) -> State:
     return {n: tensor for n, tensor in state_of(model).items() if tensor.is_floating_point() and n not in frozen}
 
 
+def remembered(party: Party, name: str, like: Mapping[str, Tensor]) -> State:
+    """Return a state that a party keeps under a name, where the given tensors are: zeros until there is one."""
+    kept: State = party.memory.get(name, {})
+    return {n: kept[n].to(t.device) if n in kept else torch.zeros_like(t) for n, t in like.items()}
+
+
 def load_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Copy the given tensors into the module; names that it does not have are an error."""
     fill(module.state_dict(), state)

@@ -1,8 +1,8 @@
-"""Class means of features: collected at a client, packed for the wire, averaged at the server."""
+"""Class means (and covariances) of features: collected at a client, packed for the wire, averaged at the server."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from polyfed.core.party import Context, Party
 from polyfed.core.releases import class_means_of
+from polyfed.ops.moments import Moments
 
 Prototypes = dict[str, Tensor]  # "prototypes" [C_k, d], "classes" [C_k], "counts" [C_k]
 
@@ -96,3 +97,16 @@ def merged(old: Prototypes, new: Prototypes, num_classes: int) -> Prototypes:
     full = torch.where(renewed.unsqueeze(1) > 0, fresh, full)
     present = torch.nonzero(known + renewed).flatten()
     return {"prototypes": full[present], "classes": class_numbers(present, num_classes)}
+
+
+def packed_moments(found: Moments, num_classes: int, counts: bool = True) -> dict[str, Tensor]:
+    """Return moments as they travel: counts only where somebody pools them."""
+    classes = class_numbers(found.classes, num_classes)
+    told = {"classes": classes, "means": found.means, "covariance": found.covariance}
+    return told | {"counts": found.counts.to(torch.int32)} if counts else told
+
+
+def unpacked_moments(told: Mapping[str, Tensor]) -> Moments:
+    """Return moments that travelled."""
+    classes = told["classes"].long()
+    return Moments(classes, told.get("counts", torch.zeros_like(classes)).long(), told["means"], told["covariance"])

@@ -95,6 +95,17 @@ class Training:
             check_augmentation(self.augment)
 
 
+def training_of(options: object, prefix: str, run: Training, **more: Any) -> Training:
+    """Return how a method trains beside the run's own training, by its fields `PREFIX_lr`, `PREFIX_batch` and so on.
+
+    A learning rate or batch size of None is the run's; everything else that has no field is Training's default.
+    """
+    names = {"batch": "batch_size"} | {name: name for name in ("lr", "optimizer", "momentum", "weight_decay", "clip")}
+    own = {name: getattr(options, f"{prefix}_{field}", None) for field, name in names.items()}
+    told = {name: value for name, value in own.items() if value is not None}
+    return Training(**({"lr": run.lr, "batch_size": run.batch_size} | told | more))
+
+
 @dataclass(frozen=True)
 class Participation:
     """Who takes part in a round.

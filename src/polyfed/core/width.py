@@ -16,6 +16,7 @@ from torch import Tensor
 
 from polyfed.core.errors import InputError
 
+Shapes = Mapping[str, tuple[int, ...]]
 Axis = tuple[str, int] | None
 Groups = dict[str, tuple[Axis, ...]]
 Index = tuple[Tensor | None, ...]
@@ -115,6 +116,21 @@ def mesh(index: Index, shape: Sequence[int]) -> tuple[Tensor, ...]:
         torch.arange(size) if positions is None else positions for positions, size in zip(index, shape, strict=True)
     ]
     return tuple(axis.view(-1, *[1] * (len(axes) - place - 1)) for place, axis in enumerate(axes))
+
+
+def cut(state: Mapping[str, Tensor], shapes: Shapes) -> dict[str, Tensor]:
+    """Return the first entries of every tensor along every axis."""
+    return {name: tensor[_corner(shapes[name])] for name, tensor in state.items()}
+
+
+def put(state: Mapping[str, Tensor], part: Mapping[str, Tensor]) -> None:
+    """Put first entries into whole tensors; the rest is as in a network whose channels there do nothing."""
+    for name, tensor in part.items():
+        state[name].fill_(1.0 if name.endswith("running_var") else 0.0)[_corner(tensor.shape)] = tensor
+
+
+def _corner(shape: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(0, size) for size in shape)
 
 
 def _axis_index(name: str, axis: Axis, full: int, sub: int, window: Callable[..., Tensor | None]) -> Tensor | None:

@@ -36,14 +36,14 @@ from polyfed.core.method import Combination, Local, Plan, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, fill, load_state
 from polyfed.core.places import Place
 from polyfed.core.privacy import Releases
-from polyfed.core.prototypes import class_numbers
+from polyfed.core.prototypes import packed_moments, unpacked_moments
 from polyfed.core.releases import client_moments
 from polyfed.core.samples import Samples
-from polyfed.core.settings import Training
+from polyfed.core.settings import training_of
 from polyfed.core.stage import Aux, Batch, Stage
 from polyfed.core.views import Shared, View, head_misfit, linear_head
 from polyfed.methods.fedavg import FedAvg
-from polyfed.ops.moments import Moments, gaussian_samples, merged_moments, pooled_moments
+from polyfed.ops.moments import gaussian_samples, merged_moments, pooled_moments, with_covariance
 
 
 @dataclass(frozen=True)
@@ -136,10 +136,10 @@ class CCVR(FedAvg):
         """Average models; or pool statistics, Eq. (1) and (2), and calibrate the head, Eq. (3)."""
         if step.name != "statistics":
             return super().fuse(server, replies, step, ctx)
-        fresh = pooled_moments([unpacked(reply.data) for reply in replies.values()], self.covariance)
-        old = server.memory.get("statistics")
-        known = merged_moments(unpacked(old) if old else None, self.usable(fresh), self.covariance)
-        server.memory["statistics"] = packed(known, ctx.num_classes, counts=False)
+        pooled = pooled_moments([unpacked_moments(reply.data) for reply in replies.values()], self.covariance)
+        fresh, old = with_covariance(pooled, self.covariance), server.memory.get("statistics")
+        known = merged_moments(unpacked_moments(old) if old else None, fresh, self.covariance)
+        server.memory["statistics"] = packed_moments(known, ctx.num_classes, counts=False)
         if self.form == "server" and len(known.classes):
             head = {name: server.state[name] for name in head_names(next(iter(ctx.infos.values())), ctx)}
             weight, bias = head.values()
@@ -166,13 +166,6 @@ class CCVR(FedAvg):
             found["data/covariance"] = Place("data/covariance", tuple(message.data["covariance"].shape))
         return found
 
-    def usable(self, found: Moments) -> Moments:
-        """Return the classes that have a Gaussian: more than one sample, unless the covariance is that of all."""
-        if self.covariance == "shared":
-            return found
-        kept = found.counts > 1
-        return Moments(found.classes[kept], found.counts[kept], found.means[kept], found.covariance[kept])
-
     # --- client ---
 
     def local(self, client: Party, step: Step, ctx: Context) -> Local:
@@ -180,7 +173,7 @@ class CCVR(FedAvg):
         if step.name == "statistics":
             main: Any = client.main
             found = client_moments(client, ctx, lambda x: main.features(x), self.covariance)
-            return Message(data=packed(found, ctx.num_classes))
+            return Message(data=packed_moments(found, ctx.num_classes))
         if step.name == "calibrate" and len(client.inbox.data["classes"]):
             yield self.calibration(client.inbox.data, client, ctx)
         elif step.name == "main" and self.form == "clients":
@@ -191,7 +184,7 @@ class CCVR(FedAvg):
 
     def calibration(self, statistics: Mapping[str, Tensor], client: Party | None, ctx: Context) -> Stage:
         """Return the training of a head (a client's, or the server's) on virtual features, Eq. (3)."""
-        wanted, gaussians = self.samples_per_class, unpacked(statistics)
+        wanted, gaussians = self.samples_per_class, unpacked_moments(statistics)
         count = wanted if wanted is not None else 500 if ctx.num_classes <= 10 else 1000
         features = gaussian_samples(gaussians, self.covariance, count, ctx.rng("virtual", client), self.ridge)
         info = client.info if client is not None else None
@@ -201,9 +194,7 @@ class CCVR(FedAvg):
             data=Samples(features, gaussians.classes.repeat_interleave(count)),
             received=True,
             epochs=self.head_epochs,
-            training=Training(
-                lr=self.head_lr or ctx.training.lr, batch_size=self.head_batch or ctx.training.batch_size
-            ),
+            training=training_of(self, "head", ctx.training),
         )
 
 
@@ -215,19 +206,3 @@ def head_names(info: ClientInfo, ctx: Context) -> tuple[str, ...]:
 def head_loss(nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
     """Return the cross-entropy of the head on features."""
     return F.cross_entropy(nets["main"].head(batch.x), batch.y)
-
-
-def packed(found: Moments, num_classes: int, counts: bool = True) -> dict[str, Tensor]:
-    """Return moments as they travel: counts only where somebody pools them."""
-    told = {
-        "classes": class_numbers(found.classes, num_classes),
-        "means": found.means,
-        "covariance": found.covariance,
-    }
-    return told | {"counts": found.counts.to(torch.int32)} if counts else told
-
-
-def unpacked(told: Mapping[str, Tensor]) -> Moments:
-    """Return moments that travelled."""
-    classes = told["classes"].long()
-    return Moments(classes, told.get("counts", torch.zeros_like(classes)).long(), told["means"], told["covariance"])

@@ -38,29 +38,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyfed.core.distill import distill, put_back
+from polyfed.core.distill import distill_held
 from polyfed.core.fields import AtLeastOne, Count, NotNegative, OptimizerName, PartShare, Positive
 from polyfed.core.message import Message
 from polyfed.core.method import Combination, Local, Step
 from polyfed.core.party import ClientInfo, Context, Party, load_state
 from polyfed.core.passes import logits_of, pass_over
 from polyfed.core.rng import seed_of
-from polyfed.core.samples import Samples, unlabeled
-from polyfed.core.settings import Training
+from polyfed.core.settings import training_of
 from polyfed.core.stage import Aux, Batch, Draw, Stage, Update
 from polyfed.core.uploads import uploaded_network
 from polyfed.core.views import largest_first
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.heterofl import HeteroFL
-from polyfed.models.generators import averaged_state, generated, input_generator
+from polyfed.models.generators import averaged_state, generated_samples, input_generator
 from polyfed.ops.aggregate import mean_state
-
-MAIN = Step()
+from polyfed.ops.penalty import between, gradient_penalty
 
 
 @dataclass(frozen=True)
-class DomainAware(FedAvg):
-    """What DaFKD does on top of an average of networks, or of slices.
+class DaFKD(FedAvg):
+    """FedAvg with distillation of an ensemble weighted by discriminators.
 
     Parameters
     ----------
@@ -75,16 +73,20 @@ class DomainAware(FedAvg):
     temperature
         T of Eq. (4).
     distill_epochs, distill_batch, distill_lr, distill_optimizer, distill_momentum
-        The server's training on them; with 0 epochs and both `rounds` 0, the base method exactly.
+        The server's training on them; with 0 epochs and both `rounds` 0, FedAvg exactly (HeteroFL, in its form).
+    view, weighting, buffers, pretrain_epochs
+        As in FedAvg, for clients of one architecture.
     """
 
+    name: ClassVar[str] = "dafkd"
+    paper: ClassVar[str] = "Wang et al. 2023"
     family: ClassVar[str] = "distillation"
+    needs: ClassVar[frozenset[str]] = frozenset({"same_arch"})
+    sends: ClassVar[str] = "model weights, a generator, scores of generated samples, the number of samples"
     shares: ClassVar[frozenset[str]] = frozenset({"main", "generator"})
-    combines: ClassVar[Mapping[str, Combination]] = {
-        "params/main": "apart",
-        "params/generator": "apart",
-        "data/scores": "apart",
-    }  # also teachers
+    combines: ClassVar[Mapping[str, Combination]] = dict.fromkeys(
+        ("params/main", "params/generator", "data/scores"), "apart"
+    )  # also teachers
 
     discriminator_rounds: Count = 3
     generator_rounds: Count = 5
@@ -109,12 +111,6 @@ class DomainAware(FedAvg):
         """Whether there is a generator at all."""
         return bool(self.distill_epochs or self.discriminator_rounds or self.generator_rounds)
 
-    def inputs(self, generator: nn.Module, seed: int, ctx: Context) -> Samples:
-        """Return the round's generated samples: the same at all parties, from the seed of their noise."""
-        rng = torch.Generator().manual_seed(seed)
-        x = generated(generator, torch.randn(self.samples, self.noise_dim, generator=rng).to(ctx.device))
-        return unlabeled(x)
-
     def new_generator(self, ctx: Context) -> nn.Module:
         """Return G as it is at the start."""
         return ctx.initialized("generator", partial(input_generator, self.noise_dim, ctx.input_shape, self.width))
@@ -130,41 +126,28 @@ class DomainAware(FedAvg):
     def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
         """Send w, G, and the seed of the samples to be scored."""
         message = super().send(server, info, step, ctx)
-        if step.name == MAIN.name and self.active:
+        if step.name == "main" and self.active:
             message.params["generator"] = averaged_state(server.models["generator"])
             message.meta["noise"] = noise_seed(ctx)
         return message
 
-    def teach(self, server: Party, replies: Mapping[int, Message], ctx: Context) -> None:
-        """Distill the uploaded networks into their average, Eq. (4); then average the generators."""
+    def refine(self, server: Party, replies: Mapping[int, Message], ctx: Context) -> None:
+        """Distill the uploaded networks into the average, as the largest one, Eq. (4); then average the generators."""
         if not any("scores" in reply.data for reply in replies.values()):
             return  # pre-training, or all of it is switched off
         generator = server.models["generator"]
         if self.distill_epochs and ctx.round > 1:
-            data = self.inputs(generator, noise_seed(ctx), ctx)  # those that the clients scored: of G as it was sent
+            data = generated_samples(generator, noise_seed(ctx), self.samples, self.noise_dim)  # those that were scored
             answers = torch.stack([logits_of(uploaded_network(k, r, data, ctx), data) for k, r in replies.items()])
             scores = torch.stack([reply.data["scores"].to(answers) for reply in replies.values()])
-            self.distill_into(server, data, weighted_teacher(answers, scores), ctx)
+            widest = largest_first(ctx.blueprints)[0]
+            lesson = data, weighted_teacher(answers, scores), ctx, training_of(self, "distill", ctx.training)
+            how = {"epochs": self.distill_epochs, "temperature": self.temperature}
+            student, held = ctx.replica(widest.name), self.held(server, widest, ctx)
+            ctx.log("distill_loss", distill_held(held, student, *lesson, **how).loss)
+            self.refresh(server, ctx)
         states = (reply.params["generator"] for reply in replies.values())
         load_state(generator, mean_state(states, [self.weight(reply) for reply in replies.values()]))
-
-    def distill_into(self, server: Party, data: Samples, targets: Tensor, ctx: Context) -> None:
-        """Fit the average, as the largest network, to the teacher, and put it back among the shared tensors."""
-        blueprint = largest_first(ctx.blueprints)[0]
-        student, held = ctx.replica(blueprint.name), self.held(server, blueprint, ctx)
-        load_state(student, held)
-        training = Training(
-            batch_size=self.distill_batch,
-            optimizer=self.distill_optimizer,
-            lr=self.distill_lr,
-            momentum=self.distill_momentum,
-        )
-        trained = distill(
-            student, data, targets, ctx, training, epochs=self.distill_epochs, temperature=self.temperature
-        )
-        ctx.log("distill_loss", trained.loss)
-        put_back(student, held)
-        self.refresh(server, ctx)
 
     # --- client ---
 
@@ -185,7 +168,7 @@ class DomainAware(FedAvg):
             return stage
         both = {"main": None, "discriminator": None}
         first = Update((self.domain_loss,), both) if learns else Update((loss,), {"main": None})
-        made_with = Training(optimizer="adam", lr=self.generator_lr, batch_size=ctx.training.batch_size)
+        made_with = training_of(self, "generator", ctx.training, optimizer="adam")
         second = (Update((self.generator_loss,), {"generator": None}, training=made_with),) if makes else ()
         draws = {"noise": Draw((None, self.noise_dim)), "place": Draw((None,), "uniform")}
         return replace(stage, loss=None, updates=(first, *second), draws=draws)
@@ -202,10 +185,7 @@ class DomainAware(FedAvg):
         loss = self.loss(nets, batch, aux) + F.softplus(-score(batch.x)).mean() + F.softplus(score(fake)).mean()
         if not self.penalty:
             return loss
-        place = batch["place"].view(-1, *(1,) * (batch.x.dim() - 1))
-        between = place * batch.x + (1 - place) * fake
-        slope: Tensor = torch.func.grad(lambda x: score(x).sigmoid().sum())(between).flatten(1)
-        return loss + self.penalty * (slope.square().sum(1).add(1e-12).sqrt() - 1).square().mean()
+        return loss + self.penalty * gradient_penalty(score, between(batch.x, fake, batch["place"]))
 
     def generator_loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
         """Return Eq. (2)."""
@@ -221,7 +201,8 @@ class DomainAware(FedAvg):
         if "noise" not in client.inbox.meta:
             return (yield from super().local(client, step, ctx))
         # The samples are those of the generator as it was received: training may move it.
-        data = self.inputs(client.models["generator"], int(client.inbox.meta["noise"]), ctx)
+        seed = int(client.inbox.meta["noise"])
+        data = generated_samples(client.models["generator"], seed, self.samples, self.noise_dim)
         reply = (yield from super().local(client, step, ctx)) or Message()
         reply.params["generator"] = averaged_state(client.models["generator"])
         main: Any = client.main
@@ -231,28 +212,7 @@ class DomainAware(FedAvg):
 
 
 @dataclass(frozen=True)
-class DaFKD(DomainAware):
-    """FedAvg with distillation of an ensemble weighted by discriminators.
-
-    Parameters
-    ----------
-    view, weighting, buffers, pretrain_epochs
-        As in FedAvg, for clients of one architecture.
-    """
-
-    name: ClassVar[str] = "dafkd"
-    paper: ClassVar[str] = "Wang et al. 2023"
-    needs: ClassVar[frozenset[str]] = frozenset({"same_arch"})
-    sends: ClassVar[str] = "model weights, a generator, scores of generated samples, the number of samples"
-
-    def fuse(self, server: Party, replies: Mapping[int, Message], step: Step, ctx: Context) -> None:
-        """Average, then distill."""
-        super().fuse(server, replies, step, ctx)
-        self.teach(server, replies, ctx)
-
-
-@dataclass(frozen=True)
-class DaFKDHetero(DomainAware, HeteroFL):
+class DaFKDHetero(DaFKD, HeteroFL):
     """HeteroFL with distillation of an ensemble weighted by discriminators.
 
     Parameters
@@ -262,7 +222,7 @@ class DaFKDHetero(DomainAware, HeteroFL):
     """
 
     name: ClassVar[str] = "dafkd_hetero"
-    paper: ClassVar[str] = "Wang et al. 2023"
+    needs: ClassVar[frozenset[str]] = frozenset()
     sends: ClassVar[str] = "the weights of the client's width slice, a generator, scores of generated samples"
 
     view: str = "prefix"
@@ -270,10 +230,6 @@ class DaFKDHetero(DomainAware, HeteroFL):
     distill_lr: Positive = 0.01
     distill_optimizer: OptimizerName = "sgd"
     distill_momentum: PartShare = 0.9
-
-    def refine(self, server: Party, replies: Mapping[int, Message], ctx: Context) -> None:
-        """Distill after HeteroFL's average."""
-        self.teach(server, replies, ctx)
 
 
 def noise_seed(ctx: Context) -> int:

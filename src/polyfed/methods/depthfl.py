@@ -40,7 +40,7 @@ from polyfed.core.errors import InputError
 from polyfed.core.fields import Count, Positive
 from polyfed.core.message import Message, State
 from polyfed.core.method import Local, Step
-from polyfed.core.party import ClientInfo, Context, Party
+from polyfed.core.party import ClientInfo, Context, Party, remembered
 from polyfed.core.stage import Aux, Batch, Stage
 from polyfed.methods.fedavg import FedAvg
 from polyfed.ops.distance import kl_divergence, squared_distance
@@ -115,7 +115,8 @@ class DepthFL(FedAvg):
         """Train from w towards w + q_k/alpha, Eq. (3)."""
         aux: dict[str, Any] = {"strength": torch.tensor(self.strength(ctx))} if self.kd else {}
         if self.feddyn and ctx.phase == "round":
-            w, q = self.received(client), self.memory(client)
+            w = self.received(client)
+            q = remembered(client, "gradient", w)
             aux["anchor"] = {name: tensor + q[name] / self.alpha for name, tensor in w.items()}
         return Stage(self.loss, aux=aux)
 
@@ -124,16 +125,12 @@ class DepthFL(FedAvg):
         sent = client.inbox.params["main"]
         return {name: sent[name].to(own.device) for name, own in client.main.named_parameters() if name in sent}
 
-    def memory(self, client: Party) -> State:
-        """Return q_k."""
-        kept: State = client.memory.get("gradient", {})
-        return {n: kept[n].to(w.device) if n in kept else torch.zeros_like(w) for n, w in self.received(client).items()}
-
     def local(self, client: Party, step: Step, ctx: Context) -> Local:
         """Train, then renew q_k."""
         reply = yield from super().local(client, step, ctx)
         if self.feddyn and step.name == "main":
-            own, w, q = client.tensors(), self.received(client), self.memory(client)
+            own, w = client.tensors(), self.received(client)
+            q = remembered(client, "gradient", w)
             client.memory["gradient"] = {name: q[name] - self.alpha * (own[name] - w[name]) for name in w}
         return reply
 

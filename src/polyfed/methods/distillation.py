@@ -23,7 +23,7 @@ from polyfed.core.party import Blueprint, ClientInfo, Context, Party, load_state
 from polyfed.core.passes import count_right
 from polyfed.core.rng import generator
 from polyfed.core.samples import Samples, split_off
-from polyfed.core.settings import Training
+from polyfed.core.settings import training_of
 from polyfed.core.uploads import uploaded_logits, uploaded_network
 from polyfed.methods.fedavg import FedAvg
 from polyfed.ops.aggregate import plain_mean
@@ -183,7 +183,7 @@ class EnsembleDistillation(FedAvg):
             data,
             targets,
             ctx,
-            self.distill_training(),
+            training_of(self, "distill", ctx.training),
             epochs=self.distill_epochs if self.distill_steps is None else None,
             steps=self.distill_steps,
             temperature=self.temperature,
@@ -191,17 +191,6 @@ class EnsembleDistillation(FedAvg):
             name=name,
             **more,
         ).loss
-
-    def distill_training(self) -> Training:
-        """Return how the server trains."""
-        return Training(
-            batch_size=self.distill_batch,
-            optimizer=self.distill_optimizer,
-            lr=self.distill_lr,
-            momentum=self.distill_momentum,
-            weight_decay=self.distill_weight_decay,
-            clip=self.distill_clip,
-        )
 
 
 def worth_keeping(accuracies: Sequence[float], chance: float) -> list[bool]:

@@ -21,7 +21,7 @@ from polyfed.core.method import Method
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party
 from polyfed.core.passes import pass_over
 from polyfed.core.samples import Samples
-from polyfed.core.settings import Training
+from polyfed.core.settings import training_of
 from polyfed.core.stage import Aux, Batch, Stage
 from polyfed.core.views import largest_first
 from polyfed.ops.distance import kl_divergence
@@ -153,12 +153,6 @@ class FeatureTeaching(Method):
             return False  # no epochs, or all clients are as wide as the server and left out: nothing to distill
         if not self.proj_persist:
             self.draw_projections(server, ctx)
-        training = Training(
-            batch_size=self.distill_batch,
-            optimizer=self.distill_optimizer,
-            lr=self.distill_lr,
-            momentum=self.distill_momentum,
-        )
         # The head gets no gradient from features and stays as it was; absent teachers' projections stay too.
         names = [PROJECTION + column.removeprefix(FEATURE) for column in columns]
         trainable = {"main": None, **{name: None for name in names if name in server.models}}
@@ -168,7 +162,7 @@ class FeatureTeaching(Method):
             data=data,
             columns=columns,
             epochs=self.distill_epochs,
-            training=training,
+            training=training_of(self, "distill", ctx.training),
         )
         ctx.log("distill_loss", ctx.run(stage, server, "distill").loss)
         return True

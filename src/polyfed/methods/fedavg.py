@@ -65,9 +65,9 @@ class FedAvg(Method):
         self, infos: Sequence[ClientInfo], blueprints: Mapping[str, Blueprint], input_shape: tuple[int, ...]
     ) -> str | None:
         """Return what to do when no tensor belongs to two clients: everybody would get back what it sent."""
-        if self.view != "auto" or len(blueprints) < 2:  # a view that was asked for by name is taken at its word
+        if self.wanted_view() != "auto" or len(blueprints) < 2:  # one that was asked for by name is taken at its word
             return None
-        view = resolve_view(self.view, blueprints, self.buffers == "average")
+        view = resolve_view("auto", blueprints, self.buffers == "average")
         holders: Counter[str] = Counter()
         for architecture, clients in Counter(info.architecture for info in infos).items():
             for slot in view.slots(blueprints[architecture], blueprints).values():
@@ -89,9 +89,14 @@ class FedAvg(Method):
         """One exchange a round, and one before the rounds if there is pre-training."""
         return Plan(before=(PRETRAIN,) if self.pretrain_epochs else ())
 
+    def wanted_view(self) -> str:
+        """Return the name of the view; methods whose other options say what is common do it here."""
+        return self.view
+
     def policy(self, ctx: Context) -> View:
         """Return the view policy for the architectures of this federation."""
-        policy: View = ctx.cached("view", lambda: resolve_view(self.view, ctx.blueprints, self.buffers == "average"))
+        wanted = self.wanted_view()
+        policy: View = ctx.cached("view", lambda: resolve_view(wanted, ctx.blueprints, self.buffers == "average"))
         return policy
 
     def slots_of(self, blueprint: Blueprint, ctx: Context) -> IndexMap:
@@ -159,6 +164,10 @@ class FedAvg(Method):
         """Take the weighted mean of every entry over the clients that hold it."""
         scatter_mean(server.state, (self.part(server, client, reply, ctx) for client, reply in replies.items()))
         self.refresh(server, ctx)
+        self.refine(server, replies, ctx)
+
+    def refine(self, server: Party, replies: Mapping[int, Message], ctx: Context) -> None:
+        """Train the average further at the server; methods that do so (and `refresh` after it) do it here."""
 
     def part(self, server: Party, client: int, reply: Message, ctx: Context) -> Part:
         """Return one client's contribution to the mean."""

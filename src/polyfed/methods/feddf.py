@@ -56,10 +56,8 @@ class FedDF(EnsembleDistillation):
     view: Literal["same_arch", "full"] = "same_arch"  # each prototype has a network of its own
 
     def fuse(self, server: Party, replies: Mapping[int, Message], step: Step, ctx: Context) -> None:
-        """Average by architecture, Eq. (1), and distill."""
-        kept = self.kept(server, replies, ctx)
-        super().fuse(server, kept, step, ctx)
-        self.refine(server, kept, ctx)
+        """Average by architecture, Eq. (1), which ends with the distillation, `refine`."""
+        super().fuse(server, self.kept(server, replies, ctx), step, ctx)
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ class FedDFHetero(EnsembleDistillation, HeteroFL):
     distill_cosine: bool = False
 
     def fuse(self, server: Party, replies: Mapping[int, Message], step: Step, ctx: Context) -> None:
-        """Do as HeteroFL does, which calls `refine` after the average; statistics come from everybody."""
+        """Do as HeteroFL does, whose average ends with `refine`; statistics come from everybody."""
         kept = replies if step.name == STATISTICS.name else self.kept(server, replies, ctx)
         super().fuse(server, kept, step, ctx)
 

@@ -46,7 +46,7 @@ from polyfed.core.nets import STILL, mode
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party
 from polyfed.core.passes import logits_of
 from polyfed.core.samples import Samples, unlabeled
-from polyfed.core.settings import Training
+from polyfed.core.settings import training_of
 from polyfed.core.stage import Aux, Batch, Stage
 from polyfed.core.statistics import distances_to_statistics
 from polyfed.core.uploads import uploaded_copies
@@ -163,7 +163,7 @@ class FedGD(HeteroFL):
                 aux={"adversarial": self.adversarial_weight if number >= self.warm_up else 0.0},
                 steps=self.generator_steps,
                 shuffle=False,  # every image has its own noise and label
-                training=Training(batch_size=size, optimizer="adam", lr=self.generator_lr),
+                training=training_of(self, "generator", ctx.training, batch_size=size, optimizer="adam"),
             )
             ctx.log("synthesis_loss", ctx.run(stage, models, f"synthesis/{number}").loss)
         with torch.no_grad(), mode(generator, STILL):
@@ -188,23 +188,9 @@ class FedGD(HeteroFL):
 
     def teach(self, student: nn.Module, data: Samples, targets: Tensor, number: int, ctx: Context) -> float:
         """Distill the ensemble into the global network on the pool, Eq. (5)."""
-        training = Training(
-            batch_size=self.distill_batch,
-            lr=self.distill_lr,
-            momentum=self.distill_momentum,
-            weight_decay=self.distill_weight_decay,
-        )
-        trained = distill(
-            student,
-            data,
-            targets,
-            ctx,
-            training,
-            steps=self.distill_steps,
-            temperature=self.temperature,
-            name=f"distill/{number}",
-        )
-        return trained.loss
+        training = training_of(self, "distill", ctx.training)
+        steps, temperature, name = self.distill_steps, self.temperature, f"distill/{number}"
+        return distill(student, data, targets, ctx, training, steps=steps, temperature=temperature, name=name).loss
 
 
 def ensemble_logits(teachers: Iterable[nn.Module], images: Tensor) -> Tensor:

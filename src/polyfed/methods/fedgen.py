@@ -26,27 +26,26 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed.core.errors import InputError
 from polyfed.core.fields import AtLeastOne, AtLeastTwo, NotNegative, Positive, SomeShare
 from polyfed.core.message import Message
 from polyfed.core.method import EVALUATE, Combination, Local, Step
-from polyfed.core.party import Blueprint, ClientInfo, Context, Party
+from polyfed.core.party import ClientInfo, Context, Party
 from polyfed.core.privacy import Releases
 from polyfed.core.prototypes import class_numbers
 from polyfed.core.releases import class_counts
 from polyfed.core.samples import Samples
-from polyfed.core.settings import Training
+from polyfed.core.settings import training_of
 from polyfed.core.stage import Aux, Batch, Draw, Stage
-from polyfed.core.views import View, resolve_view
 from polyfed.methods.fedavg import FedAvg
 from polyfed.models.generators import FeatureGenerator, averaged_state
 from polyfed.ops.distance import kl_divergence
@@ -98,15 +97,7 @@ class FedGen(FedAvg):
         """Refuse a view of more than the head."""
         super().check()
         if self.share == "head" and self.view != "auto" and not self.view.startswith("shared"):
-            raise InputError(
-                f"{self.name}: with share='head' the view names the head ('shared:head'), or stays 'auto'."
-            )
-
-    def misfit(
-        self, infos: Sequence[ClientInfo], blueprints: Mapping[str, Blueprint], input_shape: tuple[int, ...]
-    ) -> str | None:
-        """Return what is missing for an average of whole networks; heads of one size always have one."""
-        return None if self.share == "head" else super().misfit(infos, blueprints, input_shape)
+            raise InputError(f"{self.name}: with share='head' the view is 'shared:head', or stays 'auto'.")
 
     @property
     def generates(self) -> bool:
@@ -117,20 +108,15 @@ class FedGen(FedAvg):
         """Tell counts in every round, where there is a generator."""
         return Releases(each_round=int(self.generates))
 
-    def policy(self, ctx: Context) -> View:
+    def wanted_view(self) -> str:
         """Return the view: of heads, or as in FedAvg."""
-        if self.share == "model" or self.view != "auto":
-            return super().policy(ctx)
-        view: View = ctx.cached("view", lambda: resolve_view("shared:head", ctx.blueprints, self.buffers == "average"))
-        return view
+        return "shared:head" if self.share == "head" and self.view == "auto" else self.view
 
-    def generator(self, feature_dim: int | None, ctx: Context) -> FeatureGenerator:
-        """Return G as it is at the start, the same at all parties."""
-        assert feature_dim is not None  # one of the needs
-        build = partial(FeatureGenerator, self.noise_dim, ctx.num_classes, self.hidden, feature_dim)
-        made = ctx.initialized("generator", build)
-        assert isinstance(made, FeatureGenerator)
-        return made
+    def new_generator(self, ctx: Context) -> nn.Module:
+        """Return G as it is at the start, the same at all parties: features have one size everywhere."""
+        size = cast(int, next(iter(ctx.blueprints.values())).feature_dim)
+        build = partial(FeatureGenerator, self.noise_dim, ctx.num_classes, self.hidden, size)
+        return ctx.initialized("generator", build)
 
     # --- server ---
 
@@ -138,7 +124,7 @@ class FedGen(FedAvg):
         """Give the server G."""
         super().setup_server(server, infos, ctx)
         if self.generates:
-            server.models["generator"] = self.generator(next(iter(ctx.blueprints.values())).feature_dim, ctx)
+            server.models["generator"] = self.new_generator(ctx)
 
     def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
         """Send w (or h), and G with the labels that it knows."""
@@ -173,13 +159,7 @@ class FedGen(FedAvg):
             },
             draws={"noise": Draw((None, self.noise_dim), "uniform")},
             steps=self.generator_steps,
-            training=Training(
-                batch_size=self.generator_batch,
-                optimizer="adam",
-                lr=self.generator_lr,
-                weight_decay=self.generator_weight_decay,
-                round_decay=self.decay,
-            ),
+            training=training_of(self, "generator", ctx.training, optimizer="adam", round_decay=self.decay),
         )
         networks = {name: ctx.replica(name) for name in architectures.values()}
         trained = ctx.run(stage, {"generator": server.models["generator"], **networks}, "generator")
@@ -203,7 +183,7 @@ class FedGen(FedAvg):
     def setup_client(self, client: Party, ctx: Context) -> None:
         """Give the client a place for G."""
         if self.generates:
-            client.models["generator"] = self.generator(ctx.blueprints[client.architecture].feature_dim, ctx)
+            client.models["generator"] = self.new_generator(ctx)
 
     def stage(self, client: Party, ctx: Context) -> Stage:
         """Train with Eq. (4) as soon as there is a generator."""

@@ -32,7 +32,7 @@ from polyfed.core.party import Blueprint, ClientInfo, Context, Party, load_state
 from polyfed.core.privacy import Releases
 from polyfed.core.prototypes import class_means
 from polyfed.core.samples import Samples
-from polyfed.core.settings import Training
+from polyfed.core.settings import training_of
 from polyfed.core.stage import Aux, Batch, Stage
 from polyfed.core.views import head_misfit, largest_first, linear_head
 from polyfed.ops.aggregate import IndexMap, extract
@@ -95,9 +95,7 @@ class FedGH(Method):
             return
         prototypes = torch.cat([reply.data["prototypes"] for reply in replies.values()])
         labels = torch.cat([reply.data["classes"].long() for reply in replies.values()])
-        training = Training(
-            lr=self.server_lr or ctx.training.lr, batch_size=self.server_batch or ctx.training.batch_size
-        )
+        training = training_of(self, "server", ctx.training)
         stage = Stage(head_loss, data=Samples(prototypes, labels), epochs=self.server_epochs, training=training)
         ctx.run(stage, {"main": server.models["head"]}, "head")
 

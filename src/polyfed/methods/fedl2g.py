@@ -39,7 +39,7 @@ from torch.nn import functional as F
 from polyfed.core.fields import AtLeastOne, Count, NotNegative, Positive
 from polyfed.core.message import Message
 from polyfed.core.method import EVALUATE, Combination, Local, Method, Plan, Step
-from polyfed.core.nets import FunctionalNet, has_batch_norm
+from polyfed.core.nets import Net, has_batch_norm
 from polyfed.core.party import ClientInfo, Context, Party
 from polyfed.core.prototypes import class_numbers, mean_prototypes, spread
 from polyfed.core.rng import generator
@@ -163,8 +163,6 @@ class FedL2G(Method):
         """Return G [C, D] and the classes of the study batch, Eq. (2); the network stays as it is."""
         module = client.main
         weights = {n: p.detach() for n, p in module.named_parameters() if p.requires_grad}
-        fixed = {n: p.detach() for n, p in module.named_parameters() if not p.requires_grad}
-        buffers = dict(module.named_buffers())
         eta = learning_rate(ctx.training, ctx.round, 0, ctx.rounds)
 
         def on(data: Samples, look: Callable[[Any, Tensor, Tensor], Tensor]) -> Callable[[Weights], Tensor]:
@@ -172,7 +170,7 @@ class FedL2G(Method):
             x, y = data.inputs().to(ctx.device), data.labels().to(ctx.device)
 
             def seen(w: Weights) -> Tensor:
-                net = FunctionalNet(module, {**w, **fixed}, buffers)
+                net = Net(module).replaced(w)
                 lone = len(y) == 1 and has_batch_norm(module)
                 with SeededDropout(lambda: ctx.rng(f"guide/{client.memory['told']}", client), {"main": module}):
                     return look(net.eval() if lone else net.still(), x, y)

@@ -36,7 +36,7 @@ from polyfed.core.method import Step
 from polyfed.core.party import ClientInfo, Context, Party
 from polyfed.core.prototypes import class_numbers, mean_prototypes
 from polyfed.core.samples import Samples
-from polyfed.core.settings import Training
+from polyfed.core.settings import training_of
 from polyfed.core.stage import Aux, Batch, Stage
 from polyfed.methods.fedproto import FedProto
 
@@ -110,9 +110,7 @@ class FedTGP(FedProto):
                 ),
                 aux={"classes": classes, "margin": margin},
                 epochs=self.server_epochs,
-                training=Training(
-                    lr=self.server_lr or ctx.training.lr, batch_size=self.server_batch or ctx.training.batch_size
-                ),
+                training=training_of(self, "server", ctx.training),
             )
             ctx.run(stage, {"main": network}, "prototypes")
         with torch.no_grad():

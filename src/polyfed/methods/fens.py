@@ -21,9 +21,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from polyfed.build import network_of
 from polyfed.core.errors import PolyfedError
 from polyfed.core.fields import AtLeastOne, NotNegative, PartShare, Positive
-from polyfed.core.message import Message, State
+from polyfed.core.message import Message
 from polyfed.core.method import Combination, Local, Plan, Step
 from polyfed.core.party import ClientInfo, Context, Party, load_state
 from polyfed.core.passes import logits_of
@@ -33,7 +34,6 @@ from polyfed.core.settings import Training
 from polyfed.core.stage import Aux, Batch, Stage
 from polyfed.fusion.combining import Combined, Combiner
 from polyfed.methods.ensemble import OneShot
-from polyfed.models import build, with_feature_dim
 from polyfed.ops.adaptive import adam_step
 from polyfed.ops.aggregate import mean_state
 
@@ -172,21 +172,3 @@ class FENS(OneShot):
 def combined_loss(nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
     """Return the task's loss of a(X)."""
     return batch.loss(nets["combiner"](batch.x))
-
-
-def network_of(architecture: str, state: State, ctx: Context) -> nn.Module:
-    """Build a network of somebody else: its architecture is known here, or built by its name."""
-    known = ctx.blueprints.get(architecture)
-    if known is not None and known.build is not None:
-        network = known.build().to(ctx.device)
-    else:
-        network = ctx.initialized("peer", lambda: build_by_name(architecture, ctx))
-    network.load_state_dict(state, strict=False)  # integer buffers do not travel
-    return network.eval()
-
-
-def build_by_name(architecture: str, ctx: Context) -> nn.Module:
-    """Build a network from a model string; `>d` behind it stands for d features."""
-    spec, _, features = architecture.partition(">")
-    network = build(spec, ctx.input_shape, ctx.num_classes)
-    return with_feature_dim(network, int(features)) if features else network

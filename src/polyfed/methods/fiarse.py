@@ -32,7 +32,7 @@ from torch import Tensor
 
 from polyfed.core.errors import InputError
 from polyfed.core.fields import NotNegative, SomeShare
-from polyfed.core.message import Message, State
+from polyfed.core.message import Message
 from polyfed.core.method import Combination, Local, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, fill
 from polyfed.core.places import Place
@@ -174,8 +174,7 @@ class FIARSE(FedAvg):
 
     def unpacked(self, client: Party, ctx: Context) -> tuple[Weights, Tensor]:
         """Return the weights that compete, and which of them the client keeps."""
-        assert client.info is not None
-        weights = self.weights(ctx.blueprints[client.info.architecture])
+        weights = self.weights(ctx.blueprints[client.architecture])
         return weights, unpack_choice(client.inbox.data["mask"], sum(weights.lengths))
 
     def stage(self, client: Party, ctx: Context) -> Stage:
@@ -200,8 +199,3 @@ class FIARSE(FedAvg):
         weights, chosen = self.unpacked(client, ctx)
         reply.params[KEPT] = {"values": flat(client.tensors(), weights.names)[chosen]}
         return reply
-
-    def shared(self, client: Party) -> State:
-        """Return those of the client's tensors that are never masked."""
-        own = client.tensors()
-        return {name: own[name] for name in client.inbox.params.get("main", {})}

@@ -170,12 +170,8 @@ class HeteroFL(FedAvg):
             self.refresh(server, ctx)
             return
         super().fuse(server, replies, step, ctx)
-        self.refine(server, replies, ctx)
         if self.statistics_at_server:
             self.collect_on_public(server, ctx)
-
-    def refine(self, server: Party, replies: Mapping[int, Message], ctx: Context) -> None:
-        """Train the averaged network further at the server; methods built on HeteroFL do it here."""
 
     def collect_on_public(self, server: Party, ctx: Context) -> None:
         """Collect statistics on the public data: of the global network, and of all widths if slices are measured."""

@@ -17,7 +17,7 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, ClassVar, Literal
@@ -30,28 +30,11 @@ from polyfed.core.message import Message, State
 from polyfed.core.method import Combination, Local, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party
 from polyfed.core.stage import Aux, Batch, Grads, Stage
-from polyfed.core.width import shapes_at
+from polyfed.core.width import Shapes, cut, put, shapes_at
 from polyfed.methods.heterofl import STATISTICS, HeteroFL
 from polyfed.models.width import at_level, rates
 
 SLICE, STATES = "slice", "statistics"  # what travels under these names is narrower than the client's network
-Shapes = Mapping[str, tuple[int, ...]]
-
-
-def cut(state: Mapping[str, Tensor], shapes: Shapes) -> State:
-    """Return the first entries along every axis."""
-    return {name: tensor[corner(shapes[name])] for name, tensor in state.items()}
-
-
-def put(state: Mapping[str, Tensor], part: Mapping[str, Tensor]) -> None:
-    """Put a slice into whole tensors; the rest is as in a network whose channels there do nothing."""
-    for name, tensor in part.items():
-        state[name].fill_(1.0 if name.endswith("running_var") else 0.0)[corner(tensor.shape)] = tensor
-
-
-def corner(shape: Sequence[int]) -> tuple[slice, ...]:
-    """Return the place of a slice."""
-    return tuple(slice(0, size) for size in shape)
 
 
 def inside(grads: tuple[Grads, ...], aux: Aux) -> Grads:
@@ -113,11 +96,8 @@ class HeteroFLDynamic(HeteroFL):
         for rate in rates(self.mix, self.decay):
             shapes = shapes_at(widest.width_groups, widest.shapes, rate)
             size = sum(prod(shape) for name, shape in shapes.items() if name not in widest.buffers)
-            name = level_name(widest, rate)
-            initial = cut(widest.initial, shapes)
-            ctx.blueprints.setdefault(
-                name, replace(widest, name=name, shapes=shapes, initial=initial, parameters=size, build=None)
-            )
+            what = {"shapes": shapes, "initial": cut(widest.initial, shapes), "parameters": size, "build": None}
+            ctx.blueprints.setdefault(name := level_name(widest, rate), replace(widest, name=name, **what))
         super().setup_server(server, infos, ctx)
 
     def level_of(self, info: ClientInfo, ctx: Context) -> Blueprint:

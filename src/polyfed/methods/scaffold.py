@@ -24,9 +24,9 @@ from torch import Tensor
 
 from polyfed.core.errors import InputError
 from polyfed.core.fields import NotNegative
-from polyfed.core.message import Message, State, grouped
+from polyfed.core.message import Message, grouped
 from polyfed.core.method import Combination, Local, Step
-from polyfed.core.party import ClientInfo, Context, Party
+from polyfed.core.party import ClientInfo, Context, Party, remembered
 from polyfed.core.settings import Training
 from polyfed.core.stage import Aux, Batch, Grads, Stage
 from polyfed.methods.fedavg import FedAvg
@@ -65,7 +65,7 @@ class Scaffold(FedAvg):
         super().setup_server(server, infos, ctx)
         if self.option == "II" and not is_plain(ctx.training):
             raise InputError(
-                f"{self.name}: option 'II' needs plain SGD (no momentum, weight decay or clipping): use 'gradient'."
+                f"{self.name}: option 'II' needs SGD without momentum, decay and clipping: use 'gradient'."
             )
         owners: dict[str, int] = {}
         for info in infos.values():
@@ -110,8 +110,7 @@ class Scaffold(FedAvg):
         if step.name != "main":
             return (yield from super().local(client, step, ctx))
         c = {name: tensor.to(ctx.device) for name, tensor in client.inbox.group("control").items()}
-        kept: State = client.memory.get("control", {})
-        mine = {name: kept[name].to(ctx.device) if kept else torch.zeros_like(tensor) for name, tensor in c.items()}
+        mine = remembered(client, "control", c)
         w = {name: client.inbox.params["main"][name].to(ctx.device) for name in c}
         option = self.option if self.option != "auto" else "II" if is_plain(ctx.training) else "gradient"
         looked = (yield self.looking(ctx)) if option == "I" else None

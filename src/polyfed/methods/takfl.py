@@ -19,30 +19,25 @@ Deviations:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 from polyfed.core.errors import InputError
 from polyfed.core.fields import AtLeastOne, Count, NotNegative, Positive
 from polyfed.core.message import Message, State
 from polyfed.core.party import ClientInfo, Context, Party, fill, load_state, state_of
-from polyfed.core.passes import count_right, logits_of
+from polyfed.core.passes import logits_of
 from polyfed.core.samples import Samples
-from polyfed.core.settings import Training
-from polyfed.core.stage import Aux, Batch, Stage
+from polyfed.core.stage import Aux, Batch
+from polyfed.core.task_vectors import best_row, learned_row, merged
 from polyfed.core.uploads import ready_network, uploaded_logits
 from polyfed.core.views import largest_first
 from polyfed.methods.feddf import FedDF
 from polyfed.ops.aggregate import plain_mean
 from polyfed.ops.distance import kl_divergence
-
-LEARNING = Training(epochs=5, batch_size=64, optimizer="adamw", lr=0.05)  # of learned weights
 
 
 @dataclass(frozen=True)
@@ -114,9 +109,10 @@ class TAKFL(FedDF):
             tasks = [self.task(start, student, teacher, ensembles[teacher], own, data, ctx) for teacher in ensembles]
             if self.merge == "fixed" or validation is None:
                 row = self.row(place, prototypes, list(ensembles))
+            elif self.merge == "heuristic":
+                row = best_row(student, start, tasks, data, validation, ctx, self.candidates)
             else:
-                tuned = self.best_row if self.merge == "heuristic" else self.learned_row
-                row = tuned(student, start, tasks, data, validation, ctx)
+                row = learned_row(student, start, tasks, data, validation, ctx)
             fill(held, merged(start, tasks, row))
             weights[student] = dict(zip(ensembles, row, strict=True))
         ctx.log("distillation", {"weights": weights, "selected_on": self.select_on})
@@ -151,8 +147,6 @@ class TAKFL(FedDF):
         stay = self.self_temperature**2 * kl_divergence(logits, batch["own"], self.self_temperature)
         return loss + self.self_weight * stay
 
-    # --- the weights lambda ---
-
     def row(self, place: int, prototypes: Sequence[str], teachers: Sequence[str]) -> list[float]:
         """Return the fixed weights of a student's tasks; those of absent teachers go to the others in proportion."""
         lam = self.lam or (1 / len(prototypes),) * len(prototypes)
@@ -162,69 +156,3 @@ class TAKFL(FedDF):
             return present
         total = sum(present)
         return [weight * sum(mine) / total if total else 0.0 for weight in present]
-
-    def best_row(
-        self, student: str, start: State, tasks: Sequence[State], data: Samples, validation: Samples, ctx: Context
-    ) -> list[float]:
-        """Return the best candidate on validation data; the first of equals, which is the uniform one."""
-        rows = candidate_rows(len(tasks), self.candidates, ctx.rng(f"candidates/{student}"))
-        networks = (ready_network(student, merged(start, tasks, row), data, ctx) for row in rows)
-        scores = [count_right(network, validation) for network in networks]
-        return rows[scores.index(max(scores))]
-
-    def learned_row(
-        self, student: str, start: State, tasks: Sequence[State], data: Samples, validation: Samples, ctx: Context
-    ) -> list[float]:
-        """Return softmax weights that were trained, with one scale of the logits, on validation data."""
-        weights = Weights(len(tasks)).to(ctx.device)
-        stage = Stage(
-            merge_loss,
-            {"weights": None},
-            data=validation,
-            aux={"start": start, "tasks": {name: torch.stack([task[name] for task in tasks]) for name in start}},
-            training=replace(LEARNING, batch_size=min(LEARNING.batch_size, len(validation))),
-        )
-        ctx.run(stage, {"main": ready_network(student, start, data, ctx), "weights": weights}, f"merge/{student}")
-        row: list[float] = weights.logits.detach().softmax(0).tolist()
-        return row
-
-
-class Weights(nn.Module):
-    """Weights of the tasks before their softmax, and a scale of the merged network's logits."""
-
-    def __init__(self, tasks: int) -> None:
-        super().__init__()
-        self.logits = nn.Parameter(torch.zeros(tasks))
-        self.scale = nn.Parameter(torch.ones(()))
-
-
-def merge_loss(nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
-    """Return the cross-entropy of the merged network, Eq. (3)."""
-    weights = nets["weights"].parameters()
-    row = weights["logits"].softmax(0)
-    state = {name: tensor + torch.tensordot(row, aux["tasks"][name], 1) for name, tensor in aux["start"].items()}
-    return F.cross_entropy(weights["scale"] * nets["main"].replaced(state).eval()(batch.x), batch.y)
-
-
-def merged(start: State, tasks: Sequence[State], row: Sequence[float]) -> State:
-    """Return x_p + sum_j lambda_pj tau_pj, Eq. (3)."""
-    state = {name: tensor.clone() for name, tensor in start.items()}
-    for task, weight in zip(tasks, row, strict=True):
-        for name, tensor in state.items():
-            tensor.add_(task[name], alpha=weight)
-    for name, tensor in state.items():
-        if name.endswith("running_var"):
-            tensor.clamp_min_(0)  # weights may be of any sign
-    return state
-
-
-def candidate_rows(tasks: int, draws: int, rng: torch.Generator) -> list[list[float]]:
-    """Return the uniform weights, and draws of Beta(1, 100)^e for e = 1, 5, 10, ascending and normalized."""
-    rows = [[1 / tasks] * tasks]
-    for power in (1, 5, 10):
-        for _ in range(draws):
-            uniform = torch.rand(tasks, generator=rng, dtype=torch.float64)
-            beta = -torch.expm1(torch.log1p(-uniform) / 100)  # the inverse of 1 - (1 - b)^100
-            weight = (power * (beta.log() - beta.log().max())).exp().sort().values
-            rows.append((weight / math.fsum(weight.tolist())).tolist())
-    return rows

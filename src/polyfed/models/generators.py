@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from polyfed.core.message import State
 from polyfed.core.nets import EVAL, mode
 from polyfed.core.party import state_of
+from polyfed.core.samples import Samples, unlabeled
 
 
 def input_generator(noise_dim: int, input_shape: Sequence[int], width: int) -> nn.Module:
@@ -33,6 +34,12 @@ def generated(generator: nn.Module, noise: Tensor, chunk: int = 512) -> Tensor:
     """Return what a generator makes of some noise, in prediction mode."""
     with mode(generator, EVAL):
         return torch.cat([generator(part) for part in noise.split(chunk)])
+
+
+def generated_samples(generator: nn.Module, seed: int, count: int, noise_dim: int) -> Samples:
+    """Return samples that a generator makes, the same wherever it and the seed of its noise are known."""
+    noise = torch.randn(count, noise_dim, generator=torch.Generator().manual_seed(seed))
+    return unlabeled(generated(generator, noise.to(next(generator.parameters()).device)))
 
 
 class FeatureGenerator(nn.Module):

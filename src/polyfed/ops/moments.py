@@ -104,6 +104,14 @@ def merged_moments(old: Moments | None, new: Moments, kind: str) -> Moments:
     return Moments(both(new.classes, old.classes), both(new.counts, old.counts), both(new.means, old.means), covariance)
 
 
+def with_covariance(found: Moments, kind: str) -> Moments:
+    """Return the classes that have a covariance: of more than one sample, unless one covariance is that of all."""
+    if kind == "shared":
+        return found
+    kept = found.counts > 1
+    return Moments(found.classes[kept], found.counts[kept], found.means[kept], found.covariance[kept])
+
+
 def squares(rows: Tensor, kind: str) -> Tensor:
     """Return the sum of v v^T over the rows, or of the squares alone."""
     return rows.pow(2).sum(0) if kind == "diag" else rows.T @ rows
