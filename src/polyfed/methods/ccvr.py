@@ -96,13 +96,15 @@ class CCVR(FedAvg):
             raise InputError(f"{self.name}: the clients' form averages nothing: leave pretrain_epochs out.")
 
     def requirements(self) -> frozenset[str]:
-        """Features of one size; the server's form averages whole networks."""
-        return frozenset({"feature_dim", "classes"} | ({"same_arch"} if self.form == "server" else set()))
+        """Features of one size."""
+        return frozenset({"feature_dim", "classes"})
 
     def misfit(
         self, infos: Sequence[ClientInfo], blueprints: Mapping[str, Blueprint], input_shape: tuple[int, ...]
     ) -> str | None:
-        """Return what to do with a network whose head cannot be trained by itself."""
+        """Return what to do with several networks in the server's form, or heads that cannot be trained."""
+        if self.form == "server" and len(blueprints) > 1:
+            return "one architecture at all clients: give them one model, or set form=clients (own heads)"
         return head_misfit(blueprints)
 
     def plan(self) -> Plan:

@@ -96,8 +96,9 @@ class HeteroFLDynamic(HeteroFL):
         for rate in rates(self.mix, self.decay):
             shapes = shapes_at(widest.width_groups, widest.shapes, rate)
             size = sum(prod(shape) for name, shape in shapes.items() if name not in widest.buffers)
-            what = {"shapes": shapes, "initial": cut(widest.initial, shapes), "parameters": size, "build": None}
-            ctx.blueprints.setdefault(name := level_name(widest, rate), replace(widest, name=name, **what))
+            name, initial = level_name(widest, rate), cut(widest.initial, shapes)
+            level = replace(widest, name=name, shapes=shapes, initial=initial, parameters=size, build=None)
+            ctx.blueprints.setdefault(name, level)
         super().setup_server(server, infos, ctx)
 
     def level_of(self, info: ClientInfo, ctx: Context) -> Blueprint:
