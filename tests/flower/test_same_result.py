@@ -16,7 +16,7 @@ from polyfed.config import Config, Networks
 from polyfed.core.party import Party
 from polyfed.core.settings import Evaluation, Execution, Training
 from polyfed.flower.serve import Given, run_federation, start_directory
-from polyfed.methods import make
+from polyfed.methods import make, registry
 from polyfed.result import Result
 
 TRAINING = Training(epochs=2, batch_size=8, lr=0.05)
@@ -36,6 +36,11 @@ def sometimes(cases: list[Case]) -> Any:
         seen.add(case.method)
         params.append(pytest.param(case, id=case.id, marks=() if often else pytest.mark.long))
     return pytest.mark.parametrize("case", params)
+
+
+def test_a_method_of_every_family_goes_over_the_network_every_day():
+    families = {kind.family for kind in registry().values()}
+    assert {registry()[name].family for name in OFTEN} == families
 
 
 def in_process(case: Case) -> Result:

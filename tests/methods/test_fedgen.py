@@ -202,7 +202,7 @@ def test_heads_are_shared_and_extractors_are_not():
 
 
 def test_what_does_not_go_together_is_refused():
-    with pytest.raises(InputError, match="the view names the head"):
+    with pytest.raises(InputError, match="the view is 'shared:head'"):
         FedGen(share="head", view="full")
     with pytest.raises(InputError, match="generator_batch must be at least 2"):
         FedGen(generator_batch=1)

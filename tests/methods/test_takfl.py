@@ -12,7 +12,7 @@ import polyfed as pf
 from polyfed.core.nets import Net
 from polyfed.core.passes import count_right
 from polyfed.core.stage import Batch
-from polyfed.core.task_vectors import Weights, candidate_rows, merge_loss, merged
+from polyfed.core.task_vectors import Weights, candidate_rows, learned_row, merge_loss, merged
 from polyfed.methods.feddf import FedDF
 from polyfed.methods.takfl import TAKFL
 
@@ -215,9 +215,9 @@ def test_learned_weights_prefer_the_task_that_is_right():
         good["stem.linear.weight"][label] = (x * y[:, label : label + 1]).mean(0)
         good["head.weight"][label, label] = 1.0
     bad = {name: -tensor for name, tensor in good.items()}
-    row = method.learned_row("mlp:1x8", start, [bad, good], data, validation, run.ctx)
+    row = learned_row("mlp:1x8", start, [bad, good], data, validation, run.ctx)
     assert sum(row) == pytest.approx(1.0) and row[1] == pytest.approx(0.6225, abs=0.002)
-    assert row == method.learned_row("mlp:1x8", start, [bad, good], data, validation, run.ctx)
+    assert row == learned_row("mlp:1x8", start, [bad, good], data, validation, run.ctx)
 
 
 def test_the_loss_of_the_weights_is_that_of_the_merged_network():

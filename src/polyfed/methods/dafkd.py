@@ -45,6 +45,7 @@ from polyfed.core.method import Combination, Local, Step
 from polyfed.core.party import ClientInfo, Context, Party, load_state
 from polyfed.core.passes import logits_of, pass_over
 from polyfed.core.rng import seed_of
+from polyfed.core.samples import Samples
 from polyfed.core.settings import training_of
 from polyfed.core.stage import Aux, Batch, Draw, Stage, Update
 from polyfed.core.uploads import uploaded_network
@@ -132,7 +133,7 @@ class DaFKD(FedAvg):
         return message
 
     def refine(self, server: Party, replies: Mapping[int, Message], ctx: Context) -> None:
-        """Distill the uploaded networks into the average, as the largest one, Eq. (4); then average the generators."""
+        """Distill the uploaded networks into their average, Eq. (4); then average the generators."""
         if not any("scores" in reply.data for reply in replies.values()):
             return  # pre-training, or all of it is switched off
         generator = server.models["generator"]
@@ -140,14 +141,17 @@ class DaFKD(FedAvg):
             data = generated_samples(generator, noise_seed(ctx), self.samples, self.noise_dim)  # those that were scored
             answers = torch.stack([logits_of(uploaded_network(k, r, data, ctx), data) for k, r in replies.items()])
             scores = torch.stack([reply.data["scores"].to(answers) for reply in replies.values()])
-            widest = largest_first(ctx.blueprints)[0]
-            lesson = data, weighted_teacher(answers, scores), ctx, training_of(self, "distill", ctx.training)
-            how = {"epochs": self.distill_epochs, "temperature": self.temperature}
-            student, held = ctx.replica(widest.name), self.held(server, widest, ctx)
-            ctx.log("distill_loss", distill_held(held, student, *lesson, **how).loss)
-            self.refresh(server, ctx)
+            self.distill_into(server, data, weighted_teacher(answers, scores), ctx)
         states = (reply.params["generator"] for reply in replies.values())
         load_state(generator, mean_state(states, [self.weight(reply) for reply in replies.values()]))
+
+    def distill_into(self, server: Party, data: Samples, targets: Tensor, ctx: Context) -> None:
+        """Fit the average, as the largest network, to the teacher, where it stays among the shared tensors."""
+        largest, training = largest_first(ctx.blueprints)[0], training_of(self, "distill", ctx.training)
+        lesson = self.held(server, largest, ctx), ctx.replica(largest.name), data, targets, ctx, training
+        trained = distill_held(*lesson, epochs=self.distill_epochs, temperature=self.temperature)
+        ctx.log("distill_loss", trained.loss)
+        self.refresh(server, ctx)
 
     # --- client ---
 
