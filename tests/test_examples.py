@@ -58,7 +58,7 @@ def test_the_commands_of_the_readme_run_in_their_order(tmp_path):
         assert name == "polyfed"
         assert command(tmp_path, *words, *shorter.get(words[0], []))
     assert (
-        len(lines) == 9
+        len(lines) == 10
         and (tmp_path / "fused.safetensors").is_file()
         and (tmp_path / "runs" / "cmp" / "report.html").is_file()
     )

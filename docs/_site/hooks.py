@@ -18,7 +18,7 @@ import glance  # noqa: E402
 import names  # noqa: E402
 
 FROM_ROOT = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
-DIRECTORIES = ("methods", "reference", "decisions")
+DIRECTORIES = ("methods", "reproductions", "reference", "decisions")
 
 
 def on_config(config: Any) -> Any:

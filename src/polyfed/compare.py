@@ -76,6 +76,7 @@ def compare(
     started: Started | None = None,
     jobs: int | str = "auto",
     *,
+    reference: bool = True,
     clients: Clients | Callable[[int], Clients] | None = None,
     models: Sequence[ModelSpec] | ModelSpec = ("mlp:2",),
     rounds: int = 10,
@@ -106,6 +107,8 @@ def compare(
     jobs
         How many runs of an experiment go on at once, each in a process of its own; the results are the same. `auto`: as
         many as there are cores and memory for, once the work ahead is worth starting other processes (`polyfed.jobs`).
+    reference
+        Whether `local` is added to the methods of an experiment.
     clients
         Data as in `run`, the same for all seeds; or a function from the seed to it.
     models, rounds, training, seed, feature_dim, metrics, evaluate
@@ -130,7 +133,7 @@ def compare(
     if seeds < 1:
         raise InputError(f"seeds must be at least 1, got {seeds}.")
     labels = list(dict.fromkeys(labels or experiment.compare or (experiment.base.label,)))
-    if REFERENCE not in labels:
+    if reference and REFERENCE not in labels:
         labels.insert(0, REFERENCE)
     if experiment.sweep:
         check_measured(experiment, labels)

@@ -32,7 +32,7 @@ class Experiment:
     seeds
         How many seeds a comparison takes.
     settings
-        Label -> settings of this label alone, by full name: its networks and how it trains.
+        Label -> settings of this label alone, by full name: its networks, how it trains, who takes part, its rounds.
     sweep
         Setting, `method.OPTION` or `LABEL.OPTION` -> the values that `polyfed compare` tries.
     """
@@ -54,7 +54,8 @@ class Experiment:
         config = replace(self.base, method=method, label=label, seed=self.base.seed if seed is None else seed)
         for full, value in self.settings.get(label, {}).items():
             section, _, name = full.partition(".")
-            config = replace(config, **{section: replace(getattr(config, section), **{name: value})})
+            own = replace(getattr(config, section), **{name: value}) if name else value
+            config = replace(config, **{section: own})
         return config
 
     def dump(self) -> dict[str, Any]:
@@ -65,8 +66,8 @@ class Experiment:
 
 
 KEYS = ("method", "methods", "compare", "seeds", "sweep")  # of an experiment, beside the settings
-OWN = ("models", "training")  # what one label of a comparison may have of its own; the data is the same for all
-SWEPT = OWN  # sections whose settings a sweep may vary, for the same reason
+OWN = ("models", "training", "participation", "rounds")  # what one label may have of its own; the data is common
+SWEPT = ("models", "training")  # sections whose settings a sweep may vary
 
 
 def experiment(labels: Sequence[str] | None = None, **values: Any) -> Experiment:
@@ -128,7 +129,8 @@ def _own_settings(label: str, given: Any) -> dict[str, Any]:
                 f"methods.{label}.settings: '{full}' is the same for all methods of a comparison: only settings of "
                 f"{' and '.join(OWN)} can differ."
             )
-        known_fields(section, SECTIONS[section], {name: None})
+        if name:
+            known_fields(section, SECTIONS[section], {name: None})
     return found
 
 
@@ -248,12 +250,29 @@ def _read_file(path: Path | None, scale: str | None) -> dict[str, Any]:
         raise InputError(f"Cannot read the experiment file {path}: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"The experiment file {path} is not valid TOML: {error}.") from error
-    scales = values.pop("scales", {})
-    if scale is not None:
-        if scale not in scales:
-            raise unknown(f"scale of {path}", scale, scales or {"(none)"})
-        values = _overridden(values, scales[scale])
-    return values
+    return _at_scale(values, scale, f"scale of {path}")
+
+
+def _at_scale(values: Mapping[str, Any], scale: str | None, what: str) -> dict[str, Any]:
+    """Return the settings of a file with one of its scales laid over them; what a paper says is no setting."""
+    found = {key: value for key, value in values.items() if key not in ("scales", "paper")}
+    if scale is None:
+        return found
+    scales = values.get("scales", {})
+    if scale not in scales:
+        raise unknown(what, scale, scales or {"(none)"})
+    return _overridden(found, scales[scale])
+
+
+def experiment_of(values: Mapping[str, Any], scale: str | None, case: Mapping[str, Any]) -> Experiment:
+    """Build an experiment from what a file says: its settings, one of its scales, and settings laid over both.
+
+    Raises
+    ------
+    InputError
+        As `experiment`, and for an unknown scale.
+    """
+    return experiment(**_overridden(_at_scale(values, scale, "scale"), case))
 
 
 def _overridden(values: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:

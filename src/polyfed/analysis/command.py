@@ -173,12 +173,24 @@ def confidence(paths: Sequence[Path], client: Count = 0) -> Outcome:
 
 def disturbing(paths: Sequence[Path], seeds: AtLeastOne = 40, epochs: AtLeastOne = 600) -> Outcome:
     """Fuse two small networks in two dimensions over many seeds; the run only says where to write."""
-    import numpy as np
-
     from polyfed.analysis.disturbing import disturbing as study
-    from polyfed.analysis.figures import histogram, label_probabilities, lines
 
     found = study(seeds, epochs, examples=range(seeds))
+    numbers = found["summary"]
+    sentence = (
+        f"{numbers['seeds']} seeds: fused {100 * numbers['fused']:.1f} % on average, no better than the better local "
+        f"network in {100 * numbers['failed']:.0f} % of them; AMS-top1 {100 * numbers['ams_top1']:.1f} %"
+    )
+    told = json.loads(json.dumps({"summary": numbers, "runs": found["runs"]}))
+    return told, disturbing_figures(found), [sentence]
+
+
+def disturbing_figures(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return accuracies by rank, the histogram of the sum, and the points of its worst seed."""
+    import numpy as np
+
+    from polyfed.analysis.figures import histogram, label_probabilities, lines
+
     ranks = list(range(1, len(found["runs"]) + 1))
     names = {
         "left": "left network",
@@ -196,7 +208,7 @@ def disturbing(paths: Sequence[Path], seeds: AtLeastOne = 40, epochs: AtLeastOne
     worst = min(found["runs"], key=lambda run: run["fused"])
     example = found["examples"][str(worst["seed"])]
     labels = np.asarray(example["labels"])
-    figures = {
+    return {
         "disturbing": lines(title, "seeds by rank", "accuracy, %", curves),
         "disturbing-histogram": histogram(
             "The sum of both networks over all seeds",
@@ -216,11 +228,6 @@ def disturbing(paths: Sequence[Path], seeds: AtLeastOne = 40, epochs: AtLeastOne
             },
         ),
     }
-    sentence = (
-        f"{numbers['seeds']} seeds: fused {100 * numbers['fused']:.1f} % on average, no better than the better local "
-        f"network in {100 * numbers['failed']:.0f} % of them; AMS-top1 {100 * numbers['ams_top1']:.1f} %"
-    )
-    return json.loads(json.dumps({"summary": numbers, "runs": found["runs"]})), figures, [sentence]
 
 
 def synthetic(paths: Sequence[Path], count: AtLeastOne = 8, seed: int = 0) -> Outcome:

@@ -13,6 +13,7 @@ from polyfed import __version__
 from polyfed.cli.about import register as register_about
 from polyfed.cli.federation import register as register_flower
 from polyfed.cli.options import Json, with_settings
+from polyfed.cli.reproduce import register as register_reproduce
 from polyfed.core.launch import rank
 from polyfed.terminal.tables import say
 
@@ -309,6 +310,7 @@ def fuse(
 
 
 register_about(app)
+register_reproduce(app)
 register_flower(app)
 
 

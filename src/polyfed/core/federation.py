@@ -116,7 +116,7 @@ class Federation:
 
     def _run(self, resume: bool) -> list[Line]:
         reset_peak_memory()
-        done, phase = self._restore() if resume else (0, "new")
+        done, phase = self.restore() if resume else (0, "new")
 
         if phase == "new" and self.plan.before:
             self._phase("before", 0, self.plan.before, evaluate=True)
@@ -327,7 +327,7 @@ class Federation:
         self.directory.save(progress, server, self.backend.changed())
         self.saved_at = time.monotonic()
 
-    def _restore(self) -> tuple[int, str]:
+    def restore(self) -> tuple[int, str]:
         """Continue from the checkpoint, in the moment after it; return the last finished round and phase."""
         assert self.directory is not None
         found = self.directory.load()

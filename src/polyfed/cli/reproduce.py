@@ -1,0 +1,141 @@
+"""`polyfed reproduce`: list the papers' tables and figures, measure one, go on with the queue, write the pages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from polyfed.terminal.tables import say
+
+What = Annotated[str | None, typer.Argument(help="A paper (fedin) or an entry of it (fedin/table1); none: all.")]
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(reproduce)
+
+
+def reproduce(
+    what: What = None,
+    scale: Annotated[
+        str | None, typer.Option(help="mini | middle | paper: run the entry at this size; none: tell about it.")
+    ] = None,
+    budget: Annotated[str | None, typer.Option(help="Stop before this time is over: 45s, 60m, 2h.")] = None,
+    next_: Annotated[bool, typer.Option("--next", help="Go on with the queue: what decides a claim first.")] = False,
+    pages: Annotated[bool, typer.Option("--pages", help="Write docs/reproductions from the result files.")] = False,
+    costs: Annotated[bool, typer.Option("--costs", help="Estimate all entries on this machine and keep it.")] = False,
+    runs: Annotated[Path, typer.Option(help="Where runs are kept: the next call goes on there.")] = Path(
+        "runs/reproductions"
+    ),
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress lines.")] = False,
+) -> None:
+    """Measure tables and figures of the papers again, and say what follows for their claims."""
+    from polyfed.core.errors import InputError
+    from polyfed.reproduce.cost import calibrate, write_costs
+    from polyfed.reproduce.entries import find_entries, home, read_entries
+    from polyfed.reproduce.pages import write_pages
+    from polyfed.reproduce.queue import queue
+    from polyfed.reproduce.running import Clock
+
+    root = home()
+    entries = read_entries(root)
+    console = Console(quiet=quiet)
+    clock = Clock(parse_budget(budget))
+    if costs:
+        write_costs(root, entries, calibrate())
+        say(console, "Wrote the estimates of this machine.")
+    if pages:
+        say(console, f"Wrote {len(write_pages(root))} pages to docs/reproductions")
+    if costs or pages:
+        return
+    if next_:
+        waiting = queue(find_entries(entries, what), root)
+        if not waiting:
+            say(Console(), "Everything in the queue is measured.")
+        for entry, size in waiting:
+            if not _measure(entry, size, root, runs, clock, console):
+                say(Console(), f"The budget is used up in {entry.path} at scale {size}: the same command goes on.")
+                return
+        return
+    chosen = find_entries(entries, what)
+    if scale is None:
+        _list(chosen, root)
+        return
+    if len(chosen) > 1:
+        raise InputError(f"Name one entry to run, such as {chosen[0].path}; polyfed reproduce --next runs several.")
+    if not _measure(chosen[0], scale, root, runs, clock, console):
+        say(Console(), "The budget is used up: everything so far is kept; the same command goes on.")
+
+
+def parse_budget(text: str | None) -> float | None:
+    """Return seconds from `45s`, `60m` or `2h`.
+
+    Raises
+    ------
+    InputError
+        For anything else.
+    """
+    from polyfed.core.errors import InputError
+
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
+    if not found:
+        raise InputError(f"--budget is a time such as 45s, 60m or 2h, not '{text}'.")
+    return float(found[1]) * UNITS[found[2]]
+
+
+def _list(entries: Sequence, root: Path) -> None:  # type: ignore[type-arg]
+    """Print a line for each entry: scales with minutes on this machine, and what was measured."""
+    from polyfed.reproduce.cost import calibrate, cost_of, guess
+    from polyfed.reproduce.pages import seeds_of, verdicts
+    from polyfed.reproduce.results import read_result
+    from polyfed.reproduce.verdict import summary
+
+    seconds = guess(calibrate())
+    width = max(len(entry.path) for entry in entries)
+    for entry in entries:
+        parts = []
+        for scale in entry.scales:
+            cost, result = cost_of(entry, scale, root, seconds), read_result(root, entry, scale)
+            told = f"{scale} {cost.minutes:.0f} min"
+            if result is not None:
+                seeds = f", seeds {seeds_of(result)}" if entry.kind != "count" else ""
+                left = f", {cost.missing:.0f} min missing" if cost.missing >= 0.5 else ""
+                told += f" ({summary(verdicts(entry, scale, result))}{seeds}{left})"
+            parts.append(told)
+        say(Console(), f"{entry.path:<{width}}  {entry.title}: {'; '.join(parts)}")
+    say(Console(), "Run one with polyfed reproduce PAPER/ENTRY --scale SCALE [--budget 60m].")
+
+
+def _measure(entry, scale: str, root: Path, runs: Path, clock, console: Console) -> bool:  # type: ignore[no-untyped-def]
+    """Run an entry, show the paper's numbers beside ours, and tell whether it is whole."""
+    from polyfed.reproduce.cost import calibrate, guess
+    from polyfed.reproduce.pages import told
+    from polyfed.reproduce.running import reproduce as run_entry
+    from polyfed.terminal.live import watching
+
+    again = "the same command: finished runs are kept, this one goes on"
+    command = f"polyfed reproduce {entry.path} --scale {scale}"
+    with watching(console, (), None, again) as watch:
+        result, whole = run_entry(
+            entry,
+            scale,
+            root,
+            runs,
+            clock,
+            guess(calibrate()),
+            lambda config, case, place: watch(
+                f"{case} {config.label} #{config.seed}", config.planned_rounds(), config.dump(), place
+            ),
+            command,
+        )
+    for line in told(entry, scale, result):
+        say(Console(), line)
+    return whole

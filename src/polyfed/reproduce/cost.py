@@ -1,0 +1,174 @@
+"""How long a run takes on this machine: as its other seeds took, or calculated from the arithmetic of its networks.
+
+    seconds = factor · (steps · overhead + operations / speed)
+
+`overhead` and `speed` are measured in a second or two (`calibrate`); `factor` says how much more than plain training
+a method does. `results/reproductions/costs.json` keeps the estimates of one machine, so that pages can tell them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from statistics import fmean, median
+
+import torch
+from torch import nn
+
+from polyfed.config import Config
+from polyfed.core.checkpoint import read_json, write_json
+from polyfed.core.errors import PolyfedError
+from polyfed.reproduce.entries import Entry
+from polyfed.reproduce.results import FOLDER, read_result
+
+FILE = FOLDER / "costs.json"
+USUAL = 1.3  # a method that has no factor of its own: sending, averaging and bookkeeping
+FACTORS = {  # rough: measured against plain training where runs exist
+    "ensemble": 0.1, "oneshot_fedavg": 0.1, "pfnm": 0.5,  # after ams: equal networks are trained once
+    "local": 1.0, "fedavg": 1.1, "fedin": 1.8, "inco": 1.2, "moon": 2.5, "fedfd": 2.0, "feddf_hetero": 1.8,
+    "fedgd": 4.0, "fedgen": 2.5, "dafkd_hetero": 4.0, "msfkd": 2.0, "fedmd": 3.0, "fedmd_global": 3.5, "fedvtc": 4.0,
+    "fedtype": 3.0, "pfedafm": 3.0, "scalefl": 2.0, "fedfd_student": 3.0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Of a machine: operations in a second on images, and seconds that a training step takes beside them."""
+
+    operations: float
+    overhead: float
+
+
+def calibrate(repeats: int = 3) -> Speed:
+    """Measure this machine on one thread: a step of a perceptron, and a step of a small convolutional network."""
+    from polyfed.models import build
+
+    def step(spec: str, shape: tuple[int, ...], batch: int) -> float:
+        network = build(spec, shape, 10)
+        optimizer = torch.optim.Adam(network.parameters())
+        x, y = torch.zeros(batch, *shape), torch.zeros(batch, dtype=torch.int64)
+        times = []
+        for _ in range(repeats + 1):
+            start = time.perf_counter()
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(network(x), y).backward()
+            optimizer.step()
+            times.append(time.perf_counter() - start)
+        return min(times[1:])
+
+    from polyfed.core.threads import one_thread
+
+    with one_thread():
+        overhead = step("mlp:1x16", (1, 8, 8), 16)
+        shape, batch = (3, 32, 32), 32
+        seconds = step("resnet10:w16", shape, batch) - overhead
+    return Speed(3 * batch * operations("resnet10:w16", shape) / seconds, overhead)
+
+
+@lru_cache(maxsize=256)
+def operations(spec: str, shape: tuple[int, ...]) -> int:
+    """Return the operations of one sample's forward pass."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from polyfed.core.nets import EVAL, mode
+    from polyfed.models import build
+
+    network = build(spec, shape, 10)
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), mode(network, EVAL):
+        network(torch.zeros(1, *shape))
+    return counter.get_total_flops()
+
+
+def seconds_of(config: Config, speed: Speed) -> float:
+    """Return roughly how long a run takes."""
+    rows, shape = _data(config)
+    names = config.models.names
+    forward = fmean(operations(name, shape) for name in names)
+    clients = config.data.clients or 10
+    share = config.participation.share if config.participation.share is not None else 1.0
+    rounds, training = config.planned_rounds(), config.training
+    shared = config.data.partition.startswith("labels")  # every client has all samples of its labels
+    samples = rows[0] * (0.45 * clients if shared else 1.0) * share
+    trained = samples * training.epochs * rounds
+    steps = trained / training.batch_size
+    every = config.evaluation.every or rounds
+    measured = rows[1] * clients * max(1, rounds // every)
+    factor = FACTORS.get(config.method.name, USUAL)
+    return factor * (steps * speed.overhead + 3 * forward * trained / speed.operations) + (
+        forward * measured / speed.operations
+    )
+
+
+def _data(config: Config) -> tuple[tuple[int, int], tuple[int, ...]]:
+    """Return the rows for training and testing, and the shape of an input, without loading anything."""
+    from polyfed.data.catalog import KNOWN
+
+    known = KNOWN[config.data.source.partition("/")[0].partition(":")[0]]
+    given = config.data.limit
+    limits = given if isinstance(given, tuple) else (given, given)
+    train, test = (min(n, limit) if limit else n for n, limit in zip(known.rows, limits, strict=True))
+    size = config.data.resize
+    sides = known.shape[1:] if size is None else (size, size) if isinstance(size, int) else size
+    return (train, test), (known.shape[0], *sides)
+
+
+def guess(speed: Speed) -> Callable[[Config], float]:
+    """Return what guesses the seconds of a run; one that cannot be guessed counts as nothing."""
+
+    def seconds(config: Config) -> float:
+        try:
+            return seconds_of(config, speed)
+        except (PolyfedError, KeyError, RuntimeError, ValueError):
+            return 0.0
+
+    return seconds
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of an entry at a scale: minutes of all its runs, and of those that are missing."""
+
+    minutes: float
+    missing: float
+
+
+def cost_of(entry: Entry, scale: str, root: Path, seconds: Callable[[Config], float]) -> Cost:
+    """Return what an entry costs at a scale: runs count as they or their like took, the others as guessed."""
+    if entry.kind in ("count", "study"):
+        return Cost(0.5, 0.0 if read_result(root, entry, scale) else 0.5)
+    result = read_result(root, entry, scale)
+    whole = missing = 0.0
+    for case in entry.cases(scale):
+        made = entry.experiment(scale, case)
+        runs = result.cases[case.name].runs if result is not None and case.name in result.cases else {}
+        for label in made.compare:
+            known = [values["seconds"] for values in runs.get(label, {}).values() if "seconds" in values]
+            each = median(known) if known else seconds(made.config(label))
+            whole += each * made.seeds
+            missing += each * (made.seeds - len(known))
+    return Cost(round(whole / 60, 1), round(missing / 60, 1))
+
+
+def write_costs(root: Path, entries: list[Entry], speed: Speed) -> None:
+    """Keep the estimates of this machine for the pages."""
+    seconds = guess(speed)
+    found = {
+        entry.path: {scale: asdict(cost_of(entry, scale, root, seconds)) for scale in entry.scales} for entry in entries
+    }
+    write_json(root / FILE, {"speed": asdict(speed), "minutes": found})
+
+
+def read_costs(root: Path) -> dict[str, dict[str, Cost]]:
+    """Return the estimates that were kept, by entry and scale."""
+    if not (root / FILE).is_file():
+        return {}
+    minutes = read_json(root / FILE)["minutes"]
+    return {path: {scale: Cost(**cost) for scale, cost in scales.items()} for path, scales in minutes.items()}
+
+
+def stored_speed(root: Path) -> Speed | None:
+    """Return the speed of the machine whose estimates were kept."""
+    return Speed(**read_json(root / FILE)["speed"]) if (root / FILE).is_file() else None

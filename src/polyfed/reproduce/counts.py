@@ -1,0 +1,112 @@
+"""Tables that are arithmetic: parameters, traffic and memory are counted, nothing is trained and nothing is drawn.
+
+Each function returns case -> label -> quantity -> value, in the paper's units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import fmean
+
+from torch import nn
+
+Counted = dict[str, dict[str, dict[str, float]]]
+FLOAT = 4  # bytes
+FEDIN_ZOO = tuple(f"resnet{depth}:stem=fedin" for depth in (10, 14, 18, 22, 26))
+LEVELS = (1.0, 0.5, 0.25, 0.125, 0.0625)  # of HeteroFL and FedRolex
+PAIRS = 16 * (64 * 8 * 8 + 512)  # floats: a batch of features before and after the middle
+
+
+def parameters(network: nn.Module) -> int:
+    """Return how many numbers are trained."""
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def fedin_overheads() -> Counted:
+    """FedIN, Table 4: parameters that a client sends in a round, in millions, and memory of an update, in MB.
+
+    Memory: parameters, gradients, Adam's two averages and the activations of a batch of 16, mean over the five
+    networks; SCAFFOLD keeps two control variates more, MOON two networks more, FedIN a batch of pairs.
+    """
+    from polyfed.models import build
+
+    zoo = {name: build(name, (3, 32, 32), 10) for name in FEDIN_ZOO}
+    slices = {
+        rate: build("resnet152:stem=fedin" + (f"@{rate}" if rate < 1 else ""), (3, 32, 32), 10) for rate in LEVELS
+    }
+    sent = fmean(parameters(net) for net in zoo.values())
+    sliced = fmean(parameters(net) for net in slices.values())
+    held = fmean(_memory(net) for net in zoo.values())
+    held_sliced = fmean(_memory(net) for net in slices.values())
+    params = {"fedavg": sent, "scaffold": 2 * sent, "moon": sent, "heterofl": sliced, "fedrolex": sliced}
+    memory = {"fedavg": held, "scaffold": held + 2 * FLOAT * sent, "moon": held + 2 * FLOAT * sent}
+    memory |= {"heterofl": held_sliced, "fedrolex": held_sliced, "fedin": held + FLOAT * PAIRS}
+    params["fedin"] = sent + PAIRS
+    return {
+        "all": {
+            label: {"params": round(params[label] / 1e6, 4), "memory": round(memory[label] / 1e6, 2)}
+            for label in ("fedavg", "scaffold", "moon", "heterofl", "fedrolex", "fedin")
+        }
+    }
+
+
+def _memory(network: nn.Module, batch: int = 16) -> float:
+    """Return the bytes of one update with Adam on CIFAR-10 images."""
+    import torch
+
+    from polyfed.analysis.memory import update_memory
+    from polyfed.core.stage import Batch, Update
+    from polyfed.methods.local import Local
+
+    rows = Batch(torch.zeros(batch, 3, 32, 32), torch.zeros(batch, dtype=torch.int64), {})
+    found = update_memory(Update((Local().loss,), {"main": None}), {"main": network}, rows, {})
+    return found["total"] + 2 * found["gradients"]  # Adam's two averages
+
+
+def fedmd_zoo() -> Counted:
+    """FedMD+Global, Table 1: parameters of the wide ResNets with 30 outputs."""
+    from polyfed.models import build
+
+    counted = {f"wrn-{depth}-1": parameters(build(f"wrn-{depth}-1", (3, 32, 32), 30)) for depth in range(10, 41, 6)}
+    clients = {10: 6, 16: 4, 22: 4, 28: 4, 34: 2}
+    total = sum(number * counted[f"wrn-{depth}-1"] for depth, number in clients.items())
+    rows: dict[str, dict[str, float]] = {name: {"params": float(number)} for name, number in counted.items()}
+    rows["clients"] = {"millions": round(total / 1e6, 4)}
+    for share in (40, 60, 100):  # the paper's totals fit 20 networks of WRN-34
+        rows[f"fedavg-{share}"] = {"millions": round(share / 100 * 20 * counted["wrn-34-1"] / 1e6, 4)}
+    return {"all": rows}
+
+
+FEDVTC_SETS = {"mnist": (10, 980), "cifar10": (10, 4096), "cifar100": (100, 4096), "tiny": (200, 4096)}
+CLIENT_ROUNDS = {"fedproto": 12_000, "fedtgp": 12_000, "fedvtc": 8_000}  # as the cost table implies
+DECODERS = 40  # transmissions of the decoder at the end: 20 active clients, up and down
+
+
+def fedvtc_traffic() -> Counted:
+    """FedVTC, Table 2: all traffic of a federation in GB, where it follows from sizes alone."""
+    found: Counted = {}
+    for name, (classes, latents) in FEDVTC_SETS.items():
+        both = 2 * FLOAT * latents
+        decoder = DECODERS * FLOAT * _decoder(name)
+        totals = {
+            "fedproto": CLIENT_ROUNDS["fedproto"] * both * classes,
+            "fedtgp": CLIENT_ROUNDS["fedtgp"] * both * classes,
+            "fedvtc": CLIENT_ROUNDS["fedvtc"] * both * (classes + 1) + decoder,
+        }
+        found[name] = {label: {"gb": round(total / 1e9, 4)} for label, total in totals.items()}
+    return found
+
+
+def _decoder(name: str) -> int:
+    from polyfed.models.vtc import VTC
+
+    latents = FEDVTC_SETS[name][1]
+    shape = {"mnist": (1, 28, 28), "tiny": (3, 64, 64)}.get(name, (3, 32, 32))
+    return parameters(VTC(latents, shape))
+
+
+COUNTS: dict[str, Callable[[], Counted]] = {
+    "fedin_overheads": fedin_overheads,
+    "fedmd_zoo": fedmd_zoo,
+    "fedvtc_traffic": fedvtc_traffic,
+}

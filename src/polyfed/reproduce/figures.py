@@ -1,0 +1,69 @@
+"""Figures of the papers: an analysis of the runs gives a number for each of them, and a picture beside the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from polyfed.compare import folder_of
+from polyfed.reproduce.entries import Entry
+from polyfed.reproduce.quantities import Values
+from polyfed.reproduce.results import Result
+
+PICTURES = Path("docs") / "reproductions" / "figures"
+Drawn = tuple[Values, Mapping[str, Any]]  # numbers of a run, figures
+
+
+def analyzed(entry: Entry, scale: str, result: Result, root: Path, runs: Path) -> None:
+    """Add what the entry's analysis says about every run that it has not seen yet; draw the first seed of each."""
+    name = entry.told.get("analysis")
+    if name is None:
+        return
+    analysis, options = ANALYSES[name], dict(entry.told.get("options", {}))
+    for case in entry.cases(scale):
+        made = entry.experiment(scale, case)
+        for label, seeds in result.case(case.name).runs.items():
+            for seed, values in seeds.items():
+                folder = runs / entry.folder(scale, case) / folder_of(made.config(label, int(seed)))
+                if "analyzed" in values or not (folder / "result.json").is_file():
+                    continue
+                numbers, figures = analysis(folder, **options)
+                values |= {key: round(value, 6) for key, value in numbers.items()} | {"analyzed": 1.0}
+                if int(seed) == made.base.seed:
+                    draw(entry, scale, result, root, f"{case.name}-{label}-", figures)
+
+
+def draw(entry: Entry, scale: str, result: Result, root: Path, name: str, figures: Mapping[str, Any]) -> None:
+    """Write pictures beside the result, and name them in it."""
+    from polyfed.report.static import save
+
+    for kind, figure in figures.items():
+        file = PICTURES / f"{entry.paper}-{entry.name}-{scale}-{name}{kind}.png"
+        save(figure, root / file)
+        if file.name not in result.figures:
+            result.figures.append(file.name)
+
+
+def cka(folder: Path, samples: int = 300, clients: int = 10) -> Drawn:
+    """Return the mean CKA between clients, stage by stage."""
+    from polyfed.analysis.cka import cka_figures, compare_clients
+    from polyfed.analysis.opening import open_run
+
+    found = compare_clients(open_run(folder), samples, clients)
+    return {f"cka {stage}": part["mean"] for stage, part in found["stages"].items()}, cka_figures([found])
+
+
+def embedding(folder: Path, **options: Any) -> Drawn:
+    """Return how far apart classes and clients are in feature space."""
+    from polyfed.analysis.embedding import embed_clients, embedding_figures
+    from polyfed.analysis.opening import open_run
+
+    found = embed_clients(open_run(folder), **options)
+    numbers = {name: found[f"silhouette_{name}"] for name in ("classes", "clients")}
+    return {f"silhouette {name}": value for name, value in numbers.items() if value == value}, embedding_figures(
+        [found]
+    )
+
+
+ANALYSES: dict[str, Callable[..., Drawn]] = {"cka": cka, "embedding": embedding}

@@ -1,0 +1,250 @@
+"""The pages in `docs/reproductions`: written from the entries and their result files, and from nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+
+from polyfed.reproduce.cost import read_costs
+from polyfed.reproduce.entries import PAPERS, Case, Entry, read_entries
+from polyfed.reproduce.results import Measured, Number, Result, Row, judged, numbers, read_result
+from polyfed.reproduce.verdict import SEEDS, VERDICTS, Verdict, summary
+
+FOLDER = Path("docs") / "reproductions"
+TITLES = {
+    "fedin": "FedIN",
+    "fedfd": "FedFD",
+    "fedvtc": "FedVTC",
+    "ams": "AMS",
+    "fedmd_global": "FedMD+Global and LwoF",
+}
+SIDE = ("mb_up", "mb_down", "memory", "seconds", "analyzed")  # of every run; shown where a table is about them
+
+
+def write_pages(root: Path) -> list[Path]:
+    """Write all pages; return their files."""
+    written = []
+    for name, text in pages(root).items():
+        file = root / FOLDER / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        written.append(file)
+    return written
+
+
+def pages(root: Path) -> dict[str, str]:
+    """Return every page by its name."""
+    entries = read_entries(root)
+    found = {"README.md": _index(root, entries)}
+    for paper in PAPERS:
+        mine = [entry for entry in entries if entry.paper == paper]
+        if mine:
+            found[f"{paper}.md"] = _paper(root, paper, mine)
+    return found
+
+
+# --- what is known of an entry ---
+
+
+def verdicts(entry: Entry, scale: str, result: Result | None) -> list[Verdict]:
+    """Return the verdicts on the paper's claims; those on a fix of ours are not among them."""
+    if result is None:
+        return []
+    if entry.kind == "count":
+        return [number.judged.verdict for number in numbers(entry, result)]
+    return [row.judged.verdict for row in judged(entry, scale, result) if not row.fix and row.judged.seeds]
+
+
+def shown_scale(entry: Entry, root: Path) -> tuple[str, Result] | None:
+    """Return the scale that decides most claims; of equals, the largest."""
+    found = [(scale, result) for scale in entry.scales if (result := read_result(root, entry, scale)) is not None]
+    return max(
+        found,
+        key=lambda one: (sum(v != "not resolved" for v in verdicts(entry, *one)), entry.scales.index(one[0])),
+        default=None,
+    )
+
+
+def seeds_of(result: Result) -> str:
+    """Return how many seeds there are: `5`, or `3-5` where cases differ."""
+    counted = [case.seeds() for case in result.cases.values() if case.runs]
+    if not counted:
+        return "0"
+    return str(min(counted)) if min(counted) == max(counted) else f"{min(counted)}-{max(counted)}"
+
+
+# --- the index ---
+
+
+def _index(root: Path, entries: Sequence[Entry]) -> str:
+    lines, total = [], []
+    costs = read_costs(root)
+    for entry in entries:
+        shown = shown_scale(entry, root)
+        link = f"[{entry.path}]({entry.paper}.md#{entry.name})"
+        about = entry.title.replace("|", "/")
+        if shown is None:
+            price = "; ".join(f"{s}: {_minutes(c.minutes)}" for s, c in costs.get(entry.path, {}).items())
+            lines.append(f"| {link} | {about} | not measured | {', '.join(entry.scales)} | | {price} |")
+            continue
+        scale, result = shown
+        found = verdicts(entry, scale, result)
+        total += found
+        seeds = "none needed" if entry.kind == "count" else seeds_of(result)
+        lines.append(f"| {link} | {about} | {summary(found)} | {scale} | {seeds} | {_minutes(result.seconds / 60)} |")
+    counted = ", ".join(f"{total.count(verdict)} {verdict}" for verdict in VERDICTS)
+    measured = sum(shown_scale(entry, root) is not None for entry in entries)
+    return "\n".join(
+        [
+            "# Reproductions",
+            "",
+            "Every table and figure of the five papers that this library began with. `polyfed reproduce PAPER/ENTRY "
+            "--scale SCALE` measures one, `polyfed reproduce --pages` writes these pages from the result files; "
+            "nothing here is typed by hand. [How to read and extend them](../how-to/reproduce.md).",
+            "",
+            f"{measured} of {len(entries)} entries have a result. Verdicts on their claims: {counted}.",
+            "",
+            f"A verdict is computed from differences paired by seed, at least {SEEDS} seeds, a t interval with Holm's "
+            "correction over the claims of the entry: *reproduced* (it contains the paper's gain and leaves out 0), "
+            "*holds* (it leaves out 0 on the paper's side), *refuted* (it leaves out 0 on the other side, or it "
+            "contains 0 and stays away from the paper's gain by more than half of it), *not resolved* otherwise. With "
+            "other data than the paper's only directions are compared, and *holds* is the best there is. Minutes of "
+            "entries that were not measured are estimates.",
+            "",
+            "| entry | what | verdicts | scale | seeds | minutes |",
+            "| --- | --- | --- | --- | --- | --- |",
+            *lines,
+            "",
+        ]
+    )
+
+
+# --- a page for each paper ---
+
+
+def _paper(root: Path, paper: str, entries: Sequence[Entry]) -> str:
+    lines = [
+        f"# {TITLES[paper]}: tables and figures",
+        "",
+        f"Written by `polyfed reproduce --pages` from `results/reproductions/{paper}/`. "
+        f"[The method](../methods/{paper}.md), [all papers](README.md).",
+        "",
+    ]
+    costs = read_costs(root)
+    for entry in entries:
+        lines += [f"## {entry.name}", "", f"{entry.title}.", ""]
+        if note := entry.told.get("note"):
+            lines += [str(note), ""]
+        for scale in entry.scales:
+            result = read_result(root, entry, scale)
+            if result is None:
+                cost = costs.get(entry.path, {}).get(scale)
+                price = f", about {_minutes(cost.minutes)} min" if cost else ""
+                lines += [f"**{scale}**: not measured{price} (`polyfed reproduce {entry.path} --scale {scale}`).", ""]
+            else:
+                lines += _scale(entry, scale, result)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _scale(entry: Entry, scale: str, result: Result) -> list[str]:
+    head = f"**{scale}**: {_minutes(result.seconds / 60)} min of runs, polyfed {result.versions.get('polyfed', '?')}, "
+    head += f"torch {result.versions.get('torch', '?')} (`{result.command or f'polyfed reproduce {entry.path}'}`)."
+    if note := entry.told.get(scale, {}).get("note"):
+        head += f" {note}"
+    lines = [head, ""]
+    if entry.kind == "count":
+        return lines + _counted(numbers(entry, result))
+    for case in entry.cases(scale):
+        measured = result.cases.get(case.name, Measured())
+        lines += _table(entry, case, measured)
+    lines += _claims(entry, scale, judged(entry, scale, result))
+    for figure in result.figures:
+        lines += [f"![{figure.removesuffix('.png')}](figures/{figure})", ""]
+    return lines
+
+
+def _table(entry: Entry, case: Case, measured: Measured) -> list[str]:
+    """Return ours beside the paper's: a row for each label, mean and standard deviation over seeds."""
+    if not measured.runs:
+        return [f"*{case.title}*: not measured.", ""]
+    shown = _quantities(entry, case, measured)
+    lines = [f"*{case.title}*", ""]
+    heads = [f"{q} | paper" if case.numbers.get(q) else q for q in shown]
+    count = sum(head.count("|") + 1 for head in heads)
+    lines += ["| | seeds | " + " | ".join(heads) + " |", "| --- " * (count + 2) + "|"]
+    labels = list(dict.fromkeys([*(label for q in shown for label in case.numbers.get(q, {})), *measured.runs]))
+    fixes = entry.fixes
+    for label in labels:
+        seeds = measured.runs.get(label, {})
+        cells = []
+        for quantity in shown:
+            values = [found[quantity] for found in seeds.values() if quantity in found]
+            cells.append(_spread(values))
+            if case.numbers.get(quantity):
+                paper = case.numbers[quantity].get(label)
+                cells.append("" if paper is None or label in fixes else f"{paper:g}")
+        name = f"{label} (ours: {fixes[label]})" if label in fixes else label
+        lines.append(f"| {name} | {len(seeds)} | " + " | ".join(cells) + " |")
+    for label, failed in measured.failed.items():
+        lines += ["", f"{label} failed with seed {', '.join(failed)}: {next(iter(failed.values()))}"]
+    return [*lines, ""]
+
+
+def _quantities(entry: Entry, case: Case, measured: Measured) -> list[str]:
+    asked = [side.quantity for claim in entry.claims(case) for side in (claim.one, claim.two)]
+    wanted = dict.fromkeys([entry.quantity, *entry.told.get("show", ()), *case.numbers, *asked])
+    there = {quantity for seeds in measured.runs.values() for values in seeds.values() for quantity in values}
+    return [quantity for quantity in wanted if quantity in there]
+
+
+def _claims(entry: Entry, scale: str, rows: Sequence[Row]) -> list[str]:
+    tested = sum(row.judged.seeds >= SEEDS for row in rows)
+    lines = [f"{len(rows)} claims, {tested} of them tested together (Holm).", ""]
+    lines += ["| case | claim | paper | ours | verdict |", "| --- | --- | --- | --- | --- |"]
+    for row in rows:
+        told = f"{row.gain:+.2f}" if row.gain is not None else {1: "above 0", -1: "below 0"}.get(row.claim.sign, "")
+        found = row.judged
+        if found.mean is None:
+            ours = "not measured"
+        elif found.half is None:
+            ours = f"{found.mean:+.2f} ({found.seeds} seeds)"
+        else:
+            ours = f"{found.mean:+.2f} ± {found.half:.2f}"
+        verdict = f"{found.verdict} (ours: {row.fix})" if row.fix else found.verdict
+        lines.append(f"| {row.case.title} | {row.claim.words(entry.quantity)} | {told} | {ours} | {verdict} |")
+    if entry.swapped(scale):
+        lines += ["", "Other data than the paper's: directions only."]
+    return [*lines, ""]
+
+
+def _counted(found: Sequence[Number]) -> list[str]:
+    lines = ["| case | label | quantity | paper | ours | verdict |", "| --- | --- | --- | --- | --- | --- |"]
+    for number in found:
+        ours = "" if number.ours is None else f"{number.ours:g}"
+        row = (number.case.title, number.label, number.quantity, f"{number.paper:g}", ours, number.judged.verdict)
+        lines.append(f"| {' | '.join(row)} |")
+    return [*lines, ""]
+
+
+def _spread(values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    mean = fmean(values)
+    text = f"{mean:.1f}" if abs(mean) >= 10 else f"{mean:.3g}"
+    return (
+        text
+        if len(values) < 2
+        else f"{text} ± {stdev(values):.1f}"
+        if abs(mean) >= 10
+        else f"{text} ± {stdev(values):.2g}"
+    )
+
+
+def _minutes(minutes: float) -> str:
+    return f"{minutes:.0f}" if minutes >= 1 else "under 1"
+
+
+def told(entry: Entry, scale: str, result: Result) -> list[str]:
+    """Return what the command prints: the same lines as the page."""
+    return [f"{entry.path}: {entry.title}", *_scale(entry, scale, result)]

@@ -1,0 +1,137 @@
+"""Result files: what was measured of an entry at a scale, in `results/reproductions/PAPER/ENTRY-SCALE.json`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from polyfed.core.checkpoint import read_json, write_json
+from polyfed.reproduce.entries import Case, Claim, Entry
+from polyfed.reproduce.quantities import Values
+from polyfed.reproduce.verdict import Compared, Judged, judge, judge_number
+
+FOLDER = Path("results") / "reproductions"
+
+
+@dataclass
+class Measured:
+    """The runs of one case."""
+
+    settings: dict[str, Any] = field(default_factory=dict)  # of the whole experiment, for whoever wants to know
+    runs: dict[str, dict[str, Values]] = field(default_factory=dict)  # label -> seed -> quantity -> value
+    failed: dict[str, dict[str, str]] = field(default_factory=dict)  # label -> seed -> why
+    curves: dict[str, dict[str, list[list[float]]]] = field(default_factory=dict)  # label -> seed -> [round, value]
+
+    def has(self, label: str, seed: int) -> bool:
+        """Tell whether a run is finished, or known to fail."""
+        return str(seed) in self.runs.get(label, {}) or str(seed) in self.failed.get(label, {})
+
+    def seeds(self) -> int:
+        """Return the seeds that all labels have."""
+        return min((len(seeds) for seeds in self.runs.values()), default=0)
+
+
+@dataclass
+class Result:
+    """Everything measured of an entry at a scale."""
+
+    entry: str
+    scale: str
+    command: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0  # of all runs, each as long as it takes by itself
+    cases: dict[str, Measured] = field(default_factory=dict)
+    figures: list[str] = field(default_factory=list)  # pictures beside this file
+
+    def case(self, name: str) -> Measured:
+        """Return what was measured of a case (nothing yet: an empty one)."""
+        return self.cases.setdefault(name, Measured())
+
+
+def file_of(root: Path, entry: Entry, scale: str) -> Path:
+    """Return where the result of an entry is kept."""
+    return root / FOLDER / entry.paper / f"{entry.name}-{scale}.json"
+
+
+def read_result(root: Path, entry: Entry, scale: str) -> Result | None:
+    """Return what was measured, or None."""
+    file = file_of(root, entry, scale)
+    if not file.is_file():
+        return None
+    found = read_json(file)
+    cases = {name: Measured(**case) for name, case in found.pop("cases").items()}
+    return Result(cases=cases, **found)
+
+
+def write_result(root: Path, entry: Entry, result: Result) -> Path:
+    """Write it, whole or not at all."""
+    file = file_of(root, entry, result.scale)
+    result.seconds = round(
+        sum(v.get("seconds", 0.0) for c in result.cases.values() for s in c.runs.values() for v in s.values()), 1
+    )
+    write_json(file, asdict(result))
+    return file
+
+
+@dataclass(frozen=True)
+class Row:
+    """A claim of an entry in a case, with its verdict."""
+
+    case: Case
+    claim: Claim
+    judged: Judged
+    gain: float | None  # the paper's
+    fix: str = ""  # it concerns a change of ours, by this name: no claim of the paper
+
+
+def judged(entry: Entry, scale: str, result: Result | None) -> list[Row]:
+    """Return every claim of an entry at a scale with its verdict; Holm's correction is over all of them.
+
+    Claims about a fix of ours are tested with the paper's, and told apart.
+    """
+    places = [(case, claim) for case in entry.cases(scale) for claim in entry.claims(case)]
+    tested = [_tested(entry, scale, case, claim, result) for case, claim in places]
+    return [
+        Row(case, claim, found, test.gain, entry.fixes.get(claim.one.label, entry.fixes.get(claim.two.label, "")))
+        for (case, claim), test, found in zip(places, tested, judge(tested), strict=True)
+    ]
+
+
+def _tested(entry: Entry, scale: str, case: Case, claim: Claim, result: Result | None) -> Compared:
+    measured = result.cases.get(case.name) if result is not None else None
+    one, two = ({} if measured is None else measured.runs.get(side.label, {}) for side in (claim.one, claim.two))
+    pairs = [
+        (one[seed][claim.one.quantity], two[seed][claim.two.quantity])
+        for seed in sorted(one, key=int)
+        if claim.one.quantity in one[seed] and claim.two.quantity in two.get(seed, {})
+    ]
+    gain = case.gain(claim)
+    sign = claim.sign if gain is None else (gain > 0) - (gain < 0)
+    return Compared(tuple(a - b for a, b in pairs), gain, sign, entry.swapped(scale))
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number of the paper that is computed, beside ours."""
+
+    case: Case
+    label: str
+    quantity: str
+    ours: float | None
+    paper: float
+    judged: Judged
+
+
+def numbers(entry: Entry, result: Result | None) -> list[Number]:
+    """Return every number of a counted table with its verdict: no seeds, nothing is drawn."""
+    found = []
+    for case in entry.cases():
+        for quantity, labels in case.numbers.items():
+            rounding = float(entry.told.get("rounding", {}).get(quantity, 0.005))  # half of the last digit printed
+            for label, paper in labels.items():
+                runs = result.cases.get(case.name, Measured()).runs if result is not None else {}
+                ours = runs.get(label, {}).get("0", {}).get(quantity)
+                verdict = judge_number(ours, paper, rounding) if ours is not None else "not resolved"
+                found.append(Number(case, label, quantity, ours, paper, Judged(verdict, 0, ours)))
+    return found

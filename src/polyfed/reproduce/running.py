@@ -1,0 +1,205 @@
+"""Run an entry: every run is kept, finished ones are never run again, and the budget is not exceeded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from polyfed.compare import compare, folder_of
+from polyfed.config import Config
+from polyfed.core.errors import InputError, PolyfedError, TrainingError
+from polyfed.core.versions import versions
+from polyfed.reproduce.entries import Case, Entry
+from polyfed.reproduce.figures import analyzed, draw
+from polyfed.reproduce.quantities import curve_of, held_accuracy, values_of
+from polyfed.reproduce.results import Measured, Result, read_result, write_result
+from polyfed.terminal.progress import Place
+
+Observer = Callable[[dict[str, Any]], None]
+Watch = Callable[[Config, str, Place], Sequence[Observer]]  # configuration, case, place among all runs
+
+
+class OutOfBudget(PolyfedError):
+    """The time is up: what is finished is kept, and the next call goes on."""
+
+
+@dataclass
+class Clock:
+    """How much time is left; None: as much as it takes."""
+
+    budget: float | None = None
+    now: Callable[[], float] = time.monotonic
+    started: float = field(default=0.0)
+
+    def __post_init__(self) -> None:
+        self.started = self.now()
+
+    def left(self) -> float:
+        """Return the seconds that are left."""
+        return float("inf") if self.budget is None else self.budget - (self.now() - self.started)
+
+    def check(self, needed: float = 0.0) -> None:
+        """Stop when there is not enough time left.
+
+        Raises
+        ------
+        OutOfBudget
+            Always then.
+        """
+        if self.left() <= needed:
+            raise OutOfBudget("The budget is used up: everything so far is kept; the same command goes on.")
+
+
+@dataclass
+class Plan:
+    """All runs of an entry at a scale, how many are there, and how long one takes."""
+
+    entry: Entry
+    scale: str
+    result: Result
+    seconds: Callable[[Config], float]  # a guess for a run that nobody has measured yet
+
+    def todo(self) -> list[tuple[Case, int, str]]:
+        """Return the runs that are missing: case by case, seed by seed, as claims are decided."""
+        found = []
+        for case in self.entry.cases(self.scale):
+            made, measured = self.entry.experiment(self.scale, case), self.result.case(case.name)
+            for seed in range(made.base.seed, made.base.seed + made.seeds):
+                found += [(case, seed, label) for label in made.compare if not measured.has(label, seed)]
+        return found
+
+    def total(self) -> int:
+        """Return how many runs there are in all."""
+        made = [self.entry.experiment(self.scale, case) for case in self.entry.cases(self.scale)]
+        return sum(one.seeds * len(one.compare) for one in made)
+
+    def guess(self, case: Case, label: str, config: Config) -> float:
+        """Return the seconds of a run: as its other seeds took, or as calculated."""
+        known = [v["seconds"] for v in self.result.case(case.name).runs.get(label, {}).values() if "seconds" in v]
+        return fmean(known) if known else self.seconds(config)
+
+
+def reproduce(
+    entry: Entry,
+    scale: str,
+    root: Path,
+    runs: Path,
+    clock: Clock,
+    seconds: Callable[[Config], float],
+    watch: Watch | None = None,
+    command: str = "",
+) -> tuple[Result, bool]:
+    """Run what is missing of an entry at a scale and return everything measured, and whether that is all of it.
+
+    Raises
+    ------
+    InputError
+        When the entry has no such scale, or its runs lie in `runs` with other settings.
+    """
+    result = read_result(root, entry, scale) or Result(entry.path, scale)
+    result.command, result.versions = command or result.command, versions()
+    if entry.kind in ("count", "study"):
+        return _computed(entry, scale, result, root), True
+    if not entry.scales:
+        raise InputError(f"{entry.path} has no scale that can be run.")
+    plan = Plan(entry, scale, result, seconds)
+    for case in entry.cases(scale):  # runs of an earlier call, or of another entry with the same settings
+        _collect(entry, scale, case, result, runs)
+    whole = True
+    try:
+        while missing := plan.todo():
+            case, seed, _ = missing[0]
+            labels = [label for c, s, label in missing if c == case and s == seed]
+            _run(plan, case, seed, labels, runs, clock, watch)
+            _collect(entry, scale, case, result, runs)
+            write_result(root, entry, result)
+    except OutOfBudget:
+        for case in entry.cases(scale):
+            _collect(entry, scale, case, result, runs)
+        whole = False
+    if any(case.runs for case in result.cases.values()):
+        analyzed(entry, scale, result, root, runs)
+        write_result(root, entry, result)
+    return result, whole
+
+
+def _run(
+    plan: Plan, case: Case, seed: int, labels: Sequence[str], runs: Path, clock: Clock, watch: Watch | None
+) -> None:
+    """Run some labels of a case with one seed."""
+    entry, scale = plan.entry, plan.scale
+    made = entry.experiment(scale, case)
+    made = replace(made, base=replace(made.base, seed=seed))
+    total, missing = plan.total(), plan.todo()
+    done = {"runs": 0}
+
+    def started(config: Config, place: Place) -> Sequence[Observer]:
+        clock.check(plan.guess(case, config.label, config))
+        number = total - len(missing) + place.number
+        rest = missing[done["runs"] + 1 :]
+        done["runs"] += 1
+        after = sum(plan.guess(c, label, config) for c, _, label in rest)
+        seen = watch(config, case.name, Place(number, total, after)) if watch else ()
+        return [*seen, lambda _line: clock.check()]
+
+    try:
+        compare(made, labels, 1, runs / entry.folder(scale, case), started, reference=False)
+    except TrainingError as error:  # a run that diverges is a result as well
+        measured = plan.result.case(case.name)
+        for label in labels:
+            folder = runs / entry.folder(scale, case) / folder_of(made.config(label, seed))
+            if not (folder / "result.json").is_file():
+                measured.failed.setdefault(label, {})[str(seed)] = _why(str(error), label, seed)
+
+
+def _why(told: str, label: str, seed: int) -> str:
+    start = told.find(f"{label} with seed {seed} (")
+    return told[start:].split("; ")[0] if start >= 0 else told
+
+
+def _collect(entry: Entry, scale: str, case: Case, result: Result, runs: Path) -> None:
+    """Take in every finished run of a case that the result does not have yet."""
+    made = entry.experiment(scale, case)
+    measured = result.case(case.name)
+    measured.settings = made.dump()
+    for seed in range(made.base.seed, made.base.seed + made.seeds):
+        for label in made.compare:
+            config = made.config(label, seed)
+            folder = runs / entry.folder(scale, case) / folder_of(config)
+            if measured.has(label, seed) or not (folder / "result.json").is_file():
+                continue
+            values = values_of(folder, entry.option(scale, "last", 1), _target(entry, scale, case))
+            if entry.option(scale, "held", False):
+                values["held"] = held_accuracy(folder)
+            measured.runs.setdefault(label, {})[str(seed)] = values
+            if curve := entry.told.get("curve"):
+                measured.curves.setdefault(label, {})[str(seed)] = curve_of(folder, curve)
+
+
+def _target(entry: Entry, scale: str, case: Case) -> float | None:
+    """Return the accuracy of the table of rounds: of the case, or of the scale."""
+    given = entry.told.get("cases", {}).get(case.name, {}).get("target")
+    found = entry.told.get(scale, {}).get("target", given)
+    return None if found is None else float(found)
+
+
+def _computed(entry: Entry, scale: str, result: Result, root: Path) -> Result:
+    """Count, or do a small experiment whole: both take a minute or two, and are not resumed."""
+    from polyfed.reproduce.counts import COUNTS
+    from polyfed.reproduce.studies import STUDIES
+
+    figures: dict[str, Any] = {}
+    if entry.kind == "count":
+        counted = COUNTS[entry.told["count"]]()
+        found = {name: {label: {"0": values} for label, values in labels.items()} for name, labels in counted.items()}
+    else:
+        options = {**entry.told.get("options", {}), **entry.told.get(scale, {}).get("options", {})}
+        found, figures = STUDIES[entry.told["study"]](**options)
+    result.cases = {name: Measured(runs=found[name]) for name in (case.name for case in entry.cases(scale))}
+    draw(entry, scale, result, root, "", figures)
+    write_result(root, entry, result)
+    return result

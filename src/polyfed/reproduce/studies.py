@@ -1,0 +1,64 @@
+"""Small experiments of the papers that are no federation: each runs whole, over many seeds, in a minute or two.
+
+Each function returns case -> label -> seed -> quantity -> value, and figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from polyfed.reproduce.quantities import Values
+
+Studied = tuple[dict[str, dict[str, dict[str, Values]]], Mapping[str, Any]]
+
+
+def disturbing(seeds: int = 40, **cases: Mapping[str, Any]) -> Studied:
+    """AMS, Fig. 1: two networks of one neuron in two dimensions, summed; cases vary rates, epochs and sizes."""
+    from polyfed.analysis.command import disturbing_figures
+    from polyfed.analysis.disturbing import disturbing as study
+
+    found, figures = {}, {}
+    for name, options in cases.items():
+        told = study(seeds, examples=range(seeds), **options)
+        labels: dict[str, dict[str, Values]] = {}
+        for run in told["runs"]:
+            seed = str(run["seed"])
+            for label in ("left", "right", "fused", "ams_top1", "ensemble"):
+                labels.setdefault(label, {})[seed] = {"accuracy": round(100 * run[label], 3)}
+            labels.setdefault("better local", {})[seed] = {"accuracy": round(100 * max(run["left"], run["right"]), 3)}
+        found[name] = labels
+        figures |= {f"{name}-{kind}": figure for kind, figure in disturbing_figures(told).items()}
+    return found, figures
+
+
+def confidence(seeds: int = 5, data: str = "mnist", epochs: int = 40) -> Studied:
+    """AMS, Fig. 2: the largest logit of a network on labels that it was trained on, and on others (log10)."""
+    from dataclasses import replace
+
+    from polyfed.analysis.confidence import LABELS, TRAINING, confidence_experiment
+    from polyfed.analysis.figures import quartiles
+    from polyfed.data import load
+
+    loaded = load(data)
+    labels: dict[str, dict[str, Values]] = {}
+    figures: dict[str, Any] = {}
+    for seed in range(seeds):
+        told = confidence_experiment(loaded, training=replace(TRAINING, epochs=epochs), seed=seed)
+        for label, name in (("trained", "median_trained"), ("other", "median_other")):
+            labels.setdefault(label, {})[str(seed)] = {
+                "confidence": round(told[name], 4),
+                "auroc": round(told["auroc"], 5),
+            }
+        if not seed:
+            parts = {int(label): part["quartiles"] for label, part in told["by_label"].items()}
+            groups = {
+                "trained labels": {label: part for label, part in parts.items() if label in LABELS},
+                "other labels": {label: part for label, part in parts.items() if label not in LABELS},
+            }
+            title = f"{data}: absolute confidence by label (AUROC {told['auroc']:.2f})"
+            figures["confidence"] = quartiles(title, "label", "log10 confidence, quartiles", groups)
+    return {"all": labels}, figures
+
+
+STUDIES: dict[str, Callable[..., Studied]] = {"disturbing": disturbing, "confidence": confidence}

@@ -1,0 +1,130 @@
+"""The verdict on a claim, computed: nobody writes one down.
+
+A claim says that a method gains so much over another. Seeds give paired differences; their t interval decides:
+
+`reproduced`    it leaves out zero and contains the paper's gain
+`holds`         it leaves out zero, on the paper's side
+`refuted`       it leaves out zero on the other side, or it contains zero and stays away from the paper's gain by more
+                than half of that gain
+`not resolved`  otherwise, and always with fewer than five seeds
+
+The rules are asked in this order. Several claims of an entry are tested together: Holm's correction widens the
+intervals, so that the chance of a single wrong one among all of them stays below 5 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import sqrt
+from statistics import fmean, stdev
+from typing import Literal
+
+Verdict = Literal["reproduced", "holds", "refuted", "not resolved"]
+VERDICTS: tuple[Verdict, ...] = ("reproduced", "holds", "refuted", "not resolved")
+SEEDS = 5  # fewer decide nothing
+ERROR = 0.05  # chance of a wrong interval among all claims of an entry
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim after its test: the mean difference, its interval, and what follows."""
+
+    verdict: Verdict
+    seeds: int
+    mean: float | None = None  # None: nothing was measured
+    half: float | None = None  # None: too few seeds for an interval
+    level: float | None = None  # of that interval, after the correction
+
+    @property
+    def low(self) -> float | None:
+        """Lower end of the interval."""
+        return None if self.mean is None or self.half is None else self.mean - self.half
+
+    @property
+    def high(self) -> float | None:
+        """Upper end of the interval."""
+        return None if self.mean is None or self.half is None else self.mean + self.half
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Differences paired by seed, and what the paper says about them."""
+
+    differences: tuple[float, ...]
+    gain: float | None  # the paper's; None: it gives no number
+    sign: int  # of the paper's gain: 1, -1, or 0 for "no difference"
+    direction_only: bool = False  # other data than the paper's: only the sign can be compared
+
+
+def judge(claims: Sequence[Compared], seeds: int = SEEDS) -> list[Judged]:
+    """Return the verdict on every claim of an entry, with Holm's correction over those that have enough seeds."""
+    tested = [place for place, claim in enumerate(claims) if len(claim.differences) >= seeds]
+    chances = {place: chance(claims[place].differences) for place in tested}
+    found = [_few(claim) for claim in claims]
+    allowed, rejecting = 0.0, True
+    for rank, place in enumerate(sorted(tested, key=lambda place: chances[place])):
+        if rejecting:  # after the first that is not rejected, all others are not either
+            allowed = ERROR / (len(tested) - rank)
+            rejecting = chances[place] <= allowed
+        found[place] = _judge(claims[place], allowed, rejecting)
+    return found
+
+
+def chance(differences: Sequence[float]) -> float:
+    """Return the two-sided p value of the differences' mean against zero."""
+    from scipy.stats import t  # type: ignore[import-untyped]
+
+    error = stdev(differences) / sqrt(len(differences))
+    if error == 0.0:
+        return 1.0 if fmean(differences) == 0.0 else 0.0
+    return float(2 * t.sf(abs(fmean(differences)) / error, len(differences) - 1))
+
+
+def _few(claim: Compared) -> Judged:
+    values = claim.differences
+    return Judged("not resolved", len(values), fmean(values) if values else None)
+
+
+def _judge(claim: Compared, allowed: float, rejected: bool) -> Judged:
+    from scipy.stats import t
+
+    values = claim.differences
+    quantile = float(t.ppf(1 - allowed / 2, len(values) - 1))
+    mean, half = fmean(values), quantile * stdev(values) / sqrt(len(values))
+    found = Judged("not resolved", len(values), mean, half, 1 - allowed)
+    return replace(found, verdict=_verdict(claim, mean, mean - half, mean + half, rejected))
+
+
+def _verdict(claim: Compared, mean: float, low: float, high: float, rejected: bool) -> Verdict:
+    gain = None if claim.direction_only else claim.gain
+    side = (1 if mean > 0 else -1) if rejected else 0
+    if side and side == claim.sign:
+        return "reproduced" if gain is not None and low <= gain <= high else "holds"
+    if side:
+        return "refuted"
+    if gain is not None and _away(gain, low, high) > abs(gain) / 2:
+        return "refuted"
+    return "not resolved"
+
+
+def _away(value: float, low: float, high: float) -> float:
+    """Return how far a value lies outside an interval (0: inside)."""
+    return max(low - value, value - high, 0.0)
+
+
+def judge_number(ours: float, paper: float, rounding: float) -> Verdict:
+    """Return the verdict on a number that is computed, not measured: no seeds, no interval.
+
+    `reproduced`: equal to the digits that the paper prints; `holds`: of the same sign and off by at most half of it;
+    `refuted` otherwise.
+    """
+    if abs(ours - paper) <= rounding * (1 + 1e-9):
+        return "reproduced"
+    return "holds" if ours * paper > 0 and abs(ours - paper) <= abs(paper) / 2 else "refuted"
+
+
+def summary(verdicts: Sequence[Verdict]) -> str:
+    """Return how many of each there are, in the order of the rules: `2 holds, 1 not resolved`."""
+    counted = [(verdicts.count(verdict), verdict) for verdict in VERDICTS]
+    return ", ".join(f"{number} {verdict}" for number, verdict in counted if number) or "not measured"

@@ -1,0 +1,208 @@
+"""An entry from its file to a page: budget and resume, diverging runs, what a page says, this project's pages."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from polyfed.cli.reproduce import parse_budget
+from polyfed.core.errors import InputError
+from polyfed.reproduce.cost import Speed, cost_of, guess, operations, seconds_of
+from polyfed.reproduce.entries import home, read_entries, read_entry
+from polyfed.reproduce.pages import FOLDER, pages, shown_scale, verdicts
+from polyfed.reproduce.quantities import held_accuracy, values_from
+from polyfed.reproduce.queue import queue
+from polyfed.reproduce.results import file_of, judged, numbers, read_result
+from polyfed.reproduce.running import Clock, reproduce
+from polyfed.reproduce.verdict import VERDICTS
+
+ENTRY = """
+data = "digits"
+limit = [120, 60]
+clients = 3
+partition = "labels:3-4"
+models = ["mlp:1x8"]
+rounds = 2
+epochs = 2
+lr = 0.1
+seeds = 5
+compare = ["ams", "ensemble", "wild"]
+[methods.wild]
+method = "fedavg"
+settings = {lr = 1e30}
+[scales.paper]
+rounds = 1
+[paper]
+title = "Table 9: a test"
+quantity = "global"
+held = true
+claims = ["ams - ensemble", "wild - ensemble"]
+fixes = {wild = "a wild rate"}
+[paper.mini]
+swapped = true
+[paper.paper]
+[paper.cases.two]
+title = "two"
+numbers.global = {ams = 80.0, ensemble = 70.0, wild = 1.0}
+"""
+
+
+@pytest.fixture
+def place(tmp_path):
+    folder = tmp_path / "experiments" / "papers" / "ams"
+    folder.mkdir(parents=True)
+    (folder / "table9.toml").write_text(ENTRY)
+    return tmp_path
+
+
+def run(place, clock=None, started=None):
+    entry = read_entry(place / "experiments" / "papers" / "ams" / "table9.toml")
+    watch = (
+        (lambda config, case, where: started.append((config.label, config.seed, where)) or ())
+        if started is not None
+        else None
+    )
+    return entry, *reproduce(entry, "mini", place, place / "runs", clock or Clock(), lambda _config: 0.1, watch, "told")
+
+
+class Ticks:
+    """A clock that goes on by one second whenever somebody looks."""
+
+    def __init__(self):
+        self.seconds = 0.0
+
+    def __call__(self):
+        self.seconds += 1.0
+        return self.seconds
+
+
+def test_an_entry_stops_with_its_budget_and_goes_on(place):
+    begun = []
+    entry, _, whole = run(place, Clock(12.0, Ticks()), begun)
+    assert not whole and 0 < len(begun) < 15
+    assert begun[0][:2] == ("ams", 0) and begun[0][2].total == 15 and begun[0][2].number == 1
+    file = file_of(place, entry, "mini")
+    kept = json.loads(file.read_text())
+    assert kept["command"] == "told" and kept["versions"]["polyfed"]
+    assert [scale for _, scale in queue([entry], place)] == ["mini", "paper"]
+    again = []
+    entry, result, whole = run(place, None, again)
+    assert whole and not {start[:2] for start in again} & {("ams", 0)}  # nothing finished is run again
+    case = result.cases["two"]
+    assert set(case.failed["wild"]) == set("01234") and "loss of client" in case.failed["wild"]["0"]
+    assert {label: len(seeds) for label, seeds in case.runs.items()} == {"ams": 5, "ensemble": 5}
+    assert read_result(place, entry, "mini") == result
+    assert [scale for _, scale in queue([entry], place)] == ["paper"]
+    nothing = []
+    run(place, None, nothing)
+    assert nothing == []
+
+
+def test_held_labels_are_measured_again_from_the_run(place):
+    entry, result, _ = run(place)
+    folder = place / "runs" / entry.folder("mini", entry.cases()[0]) / "ams" / "seed-0"
+    values = result.cases["two"].runs["ams"]["0"]
+    assert values["held"] == held_accuracy(folder) >= values["global"]
+    history = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    assert values["global"] == pytest.approx(100 * history[-1]["accuracy"]["global"], abs=1e-4)
+
+
+def test_what_a_page_says(place):
+    entry, result, _ = run(place)
+    rows = judged(entry, "mini", result)
+    assert [(row.gain, row.fix, row.judged.seeds) for row in rows] == [(10.0, "", 5), (-69.0, "a wild rate", 0)]
+    assert verdicts(entry, "mini", result) == [rows[0].judged.verdict]
+    assert rows[0].judged.verdict != "reproduced"  # other data
+    made = pages(place)
+    assert set(made) == {"README.md", "ams.md"}
+    assert "wild (ours: a wild rate)" in made["ams.md"] and "wild failed with seed 0" in made["ams.md"]
+    assert "**paper**: not measured" in made["ams.md"] and "2 claims, 1 of them tested" in made["ams.md"]
+    assert "1 of 1 entries have a result" in made["README.md"]
+    file_of(place, entry, "mini").unlink()
+    assert "| not measured |" in pages(place)["README.md"] and shown_scale(entry, place) is None
+
+
+def test_a_result_that_somebody_edited_is_refused(place):
+    entry, _, _ = run(place)
+    file = file_of(place, entry, "mini")
+    file.write_text(file.read_text().replace('"scale": "mini"', '"scale": "paper"'))
+    with pytest.raises(Exception, match="damaged or was edited"):
+        pages(place)
+
+
+def test_the_pages_of_this_project_are_those_of_its_files():
+    """Written by `polyfed reproduce --pages`, from the result files and nothing else."""
+    root = home(Path(__file__).parents[2])
+    made = pages(root)
+    there = {path.name: path.read_text() for path in (root / FOLDER).glob("*.md")}
+    assert there == made
+    shown = {name for text in made.values() for name in _pictures(text)}
+    assert shown == {path.name for path in (root / FOLDER / "figures").glob("*.png")}
+
+
+def _pictures(text):
+    return [part.split(")")[0] for part in text.split("](figures/")[1:]]
+
+
+def test_every_result_belongs_to_an_entry():
+    root = home(Path(__file__).parents[2])
+    known = {file_of(root, entry, scale) for entry in read_entries(root) for scale in entry.scales}
+    there = set((root / "results" / "reproductions").rglob("*.json")) - {root / "results/reproductions/costs.json"}
+    assert there <= known
+    assert all(
+        verdict in VERDICTS
+        for entry in read_entries(root)
+        for n in numbers(entry, None)
+        for verdict in [n.judged.verdict]
+    )
+
+
+def line(number, phase, mean, worst, each, stages, **more):
+    told = {"mean": mean, "worst": worst, "per_client": each, **more}
+    return {
+        "round": number,
+        "phase": phase,
+        "accuracy": told,
+        "stages": {name: {"mean": value} for name, value in stages.items()},
+    }
+
+
+HISTORY = [
+    line(0, "before", 0.2, 0.1, [0.2], {"initial": 0.2}),
+    line(1, "round", 0.4, 0.1, [0.3, 0.5], {"distilled": 0.6}, **{"global": 0.5}),
+    line(2, "round", 0.6, 0.3, [0.3, 0.9], {"distilled": 0.7}, **{"global": 0.7}),
+]
+RESULT = {
+    "cost": {"bytes_up": 4e6, "bytes_down": 2e6, "peak_memory": 5e6, "seconds": {"total": 9.0, "saved": 4.0}},
+    "architectures": ["a", "b"],
+}
+
+
+def test_quantities_by_hand():
+    found = values_from(HISTORY, RESULT, last=2, target=65.0)
+    assert found == {
+        "local": 50.0, "worst": 20.0, "best": 70.0, "global": 60.0, "wobble": 10.0, "initial": 20.0, "distilled": 65.0,
+        "personalized": 50.0, "gap": 15.0, "rounds": 2.0, "mb_up": 2.0, "mb_down": 1.0, "memory": 5.0, "seconds": 5.0,
+    }  # fmt: skip
+    assert values_from(HISTORY, RESULT, target=71.0)["rounds"] == 3.0  # never reached
+    after = {"round": 2, "phase": "after", "accuracy": {"mean": 0.8, "worst": 0.3, "per_client": [0.8]}}
+    fine = values_from([*HISTORY, after], RESULT)
+    assert (fine["local"], fine["before"]) == (80.0, 60.0)
+
+
+def test_costs_are_counted_from_the_networks(place):
+    assert operations("mlp:1x100", (1, 28, 28)) == 2 * (784 * 100 + 100 * 10)
+    entry = read_entry(place / "experiments" / "papers" / "ams" / "table9.toml")
+    speed = Speed(1e9, 1e-3)
+    config = entry.experiment("mini", entry.cases()[0]).config("ensemble")
+    assert 0 < seconds_of(config, speed) < 60
+    before = cost_of(entry, "mini", place, guess(speed))
+    run(place)
+    after = cost_of(entry, "mini", place, guess(speed))
+    assert before.missing == before.minutes and after.missing < before.missing + 1e-9
+
+
+def test_budgets_are_times():
+    assert [parse_budget(text) for text in (None, "45s", "60m", "1.5h")] == [None, 45.0, 3600.0, 5400.0]
+    with pytest.raises(InputError, match="60m"):
+        parse_budget("60")
