@@ -33,6 +33,7 @@ def reproduce(
     runs: Annotated[Path, typer.Option(help="Where runs are kept: the next call goes on there.")] = Path(
         "runs/reproductions"
     ),
+    jobs: Annotated[str, typer.Option(help="How many runs at once: a number, or auto.")] = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress lines.")] = False,
 ) -> None:
     """Measure tables and figures of the papers again, and say what follows for their claims."""
@@ -59,7 +60,7 @@ def reproduce(
         if not waiting:
             say(Console(), "Everything in the queue is measured.")
         for entry, size in waiting:
-            if not _measure(entry, size, root, runs, clock, console):
+            if not _measure(entry, size, root, runs, clock, jobs, console):
                 say(Console(), f"The budget is used up in {entry.path} at scale {size}: the same command goes on.")
                 return
         return
@@ -69,7 +70,7 @@ def reproduce(
         return
     if len(chosen) > 1:
         raise InputError(f"Name one entry to run, such as {chosen[0].path}; polyfed reproduce --next runs several.")
-    if not _measure(chosen[0], scale, root, runs, clock, console):
+    if not _measure(chosen[0], scale, root, runs, clock, jobs, console):
         say(Console(), "The budget is used up: everything so far is kept; the same command goes on.")
 
 
@@ -114,7 +115,7 @@ def _list(entries: Sequence, root: Path) -> None:  # type: ignore[type-arg]
     say(Console(), "Run one with polyfed reproduce PAPER/ENTRY --scale SCALE [--budget 60m].")
 
 
-def _measure(entry, scale: str, root: Path, runs: Path, clock, console: Console) -> bool:  # type: ignore[no-untyped-def]
+def _measure(entry, scale: str, root: Path, runs: Path, clock, jobs: str, console: Console) -> bool:  # type: ignore[no-untyped-def]
     """Run an entry, show the paper's numbers beside ours, and tell whether it is whole."""
     from polyfed.reproduce.cost import calibrate, guess
     from polyfed.reproduce.pages import told
@@ -135,6 +136,7 @@ def _measure(entry, scale: str, root: Path, runs: Path, clock, console: Console)
                 f"{case} {config.label} #{config.seed}", config.planned_rounds(), config.dump(), place
             ),
             command,
+            jobs,
         )
     for line in told(entry, scale, result):
         say(Console(), line)

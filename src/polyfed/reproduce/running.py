@@ -72,6 +72,17 @@ class Plan:
                 found += [(case, seed, label) for label in made.compare if not measured.has(label, seed)]
         return found
 
+    def next(self) -> tuple[Case, list[int], list[str]]:
+        """Return what to run next: a case, consecutive seeds that miss the same labels, and these labels."""
+        missing: dict[int, list[str]] = {}
+        case = self.todo()[0][0]
+        for _, seed, label in [one for one in self.todo() if one[0] == case]:
+            missing.setdefault(seed, []).append(label)
+        seeds = [min(missing)]
+        while seeds[-1] + 1 in missing and missing[seeds[-1] + 1] == missing[seeds[0]]:
+            seeds.append(seeds[-1] + 1)
+        return case, seeds, missing[seeds[0]]
+
     def total(self) -> int:
         """Return how many runs there are in all."""
         made = [self.entry.experiment(self.scale, case) for case in self.entry.cases(self.scale)]
@@ -92,6 +103,7 @@ def reproduce(
     seconds: Callable[[Config], float],
     watch: Watch | None = None,
     command: str = "",
+    jobs: int | str = "auto",
 ) -> tuple[Result, bool]:
     """Run what is missing of an entry at a scale and return everything measured, and whether that is all of it.
 
@@ -111,12 +123,8 @@ def reproduce(
         _collect(entry, scale, case, result, runs)
     whole = True
     try:
-        while missing := plan.todo():
-            case, seed, _ = missing[0]
-            labels = [label for c, s, label in missing if c == case and s == seed]
-            _run(plan, case, seed, labels, runs, clock, watch)
-            _collect(entry, scale, case, result, runs)
-            write_result(root, entry, result)
+        while plan.todo():
+            _run(plan, *plan.next(), root, runs, clock, watch, jobs)
     except OutOfBudget:
         for case in entry.cases(scale):
             _collect(entry, scale, case, result, runs)
@@ -128,32 +136,45 @@ def reproduce(
 
 
 def _run(
-    plan: Plan, case: Case, seed: int, labels: Sequence[str], runs: Path, clock: Clock, watch: Watch | None
+    plan: Plan,
+    case: Case,
+    seeds: Sequence[int],
+    labels: Sequence[str],
+    root: Path,
+    runs: Path,
+    clock: Clock,
+    watch: Watch | None,
+    jobs: int | str,
 ) -> None:
-    """Run some labels of a case with one seed."""
+    """Run some labels of a case with some seeds, and take in what they reach as they end."""
     entry, scale = plan.entry, plan.scale
     made = entry.experiment(scale, case)
-    made = replace(made, base=replace(made.base, seed=seed))
-    total, missing = plan.total(), plan.todo()
-    done = {"runs": 0}
+    made = replace(made, base=replace(made.base, seed=seeds[0]))
+    total = plan.total()
+
+    def taken() -> None:
+        _collect(entry, scale, case, plan.result, runs)
+        write_result(root, entry, plan.result)
 
     def started(config: Config, place: Place) -> Sequence[Observer]:
+        taken()
         clock.check(plan.guess(case, config.label, config))
-        number = total - len(missing) + place.number
-        rest = missing[done["runs"] + 1 :]
-        done["runs"] += 1
-        after = sum(plan.guess(c, label, config) for c, _, label in rest)
-        seen = watch(config, case.name, Place(number, total, after)) if watch else ()
+        missing = plan.todo()
+        after = sum(plan.guess(c, label, config) for c, _, label in missing[1:])
+        number = total - len(missing) + 1
+        seen = watch(config, case.name, replace(place, number=number, total=total, after=after)) if watch else ()
         return [*seen, lambda _line: clock.check()]
 
     try:
-        compare(made, labels, 1, runs / entry.folder(scale, case), started, reference=False)
+        compare(made, labels, len(seeds), runs / entry.folder(scale, case), started, jobs, reference=False)
     except TrainingError as error:  # a run that diverges is a result as well
         measured = plan.result.case(case.name)
-        for label in labels:
-            folder = runs / entry.folder(scale, case) / folder_of(made.config(label, seed))
-            if not (folder / "result.json").is_file():
-                measured.failed.setdefault(label, {})[str(seed)] = _why(str(error), label, seed)
+        for seed in seeds:
+            for label in labels:
+                folder = runs / entry.folder(scale, case) / folder_of(made.config(label, seed))
+                if not (folder / "result.json").is_file():
+                    measured.failed.setdefault(label, {})[str(seed)] = _why(str(error), label, seed)
+    taken()
 
 
 def _why(told: str, label: str, seed: int) -> str:
