@@ -65,10 +65,13 @@ check: $(TESTED)  ## lint, format, types, and that imports point down
 docs: $(TESTED)  ## build the site into build/site: links, reference and gallery checked, no network
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=src $(BIN)/mkdocs build --strict --quiet
 
+package: $(TESTED)  ## build wheel and sdist and try them in an empty environment (takes the dependencies from the index)
+	$(BIN)/python -m pytest -m slow tests/test_package.py
+
 bench: $(STAMP)  ## measure speed and memory (ratios in one run)
 	$(BIN)/python -m benchmarks.run
 
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-.PHONY: help setup demo test test-long test-flower test-all test-avx2 browser faults storm storm-short check docs bench clean
+.PHONY: help setup demo test test-long test-flower test-all test-avx2 browser faults storm storm-short check docs package bench clean

@@ -306,9 +306,12 @@ def test_doctor_sees_a_server_and_missing_extras(monkeypatch):
     found = {one.subject: one for one in doctor.examine()}
     assert found["extra plots"].advice == "pip install 'polyfed[plots]'"
     assert found["extra mlflow"].state == "ok"
+    assert ("python" in found) == (sys.version_info[:2] != doctor.TRIED)
+    monkeypatch.setattr(doctor, "TRIED", (2, 7))
     monkeypatch.setattr(doctor, "requires", lambda name: ["numpy>=99", "torch>=1", "none-such>=1"])
     found = {one.subject: one for one in doctor.examine()}
     assert found["dependencies"].found == f"numpy {np.__version__} (wants >=99); none-such is missing (wants >=1)"
+    assert "tried with Python 2.7 only" in found["python"].found
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -1,10 +1,13 @@
 """The wheel and the sdist, in an environment that has nothing else of ours."""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -18,6 +21,10 @@ def call(*words, **more):
     done = subprocess.run([str(word) for word in words], capture_output=True, text=True, **more)
     assert done.returncode == 0, (words, done.stdout[-2000:], done.stderr[-2000:])
     return done.stdout
+
+
+def project():
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 @pytest.fixture(scope="module")
@@ -59,20 +66,40 @@ def test_the_demo_runs_from_the_wheel_outside_of_the_repository(built, tmp_path)
     assert "polyfed 0." in call(home / "bin" / "polyfed", "--version", cwd=tmp_path, env=clean)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_wheel_and_sdist_install_in_an_empty_environment(built, tmp_path):
+    """Dependencies come from the package index, at the versions of constraints.txt: `make package`."""
+    home = tmp_path / "venv"
+    venv.create(home, with_pip=True)
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    pip = [home / "bin" / "python", "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+    call(*pip, "-c", ROOT / "constraints.txt", built[0], env=clean)
+    call(home / "bin" / "python", "-m", "pip", "check", env=clean)
+    for archive in built:
+        call(*pip, "--no-deps", "--force-reinstall", archive, env=clean)
+        shown = call(home / "bin" / "polyfed", "demo", "--rounds", "1", "--quiet", cwd=tmp_path, env=clean)
+        assert "fedproto" in shown and (tmp_path / "runs" / "demo" / "report.html").stat().st_size > 1_000_000
+        shutil.rmtree(tmp_path / "runs")
+
+
 def test_the_readme_works_on_a_package_index():
     """Links there are absolute or none."""
-    import re
-
     text = (ROOT / "README.md").read_text()
     assert not [t for t in re.findall(r"\]\(([^)]+)\)", text) if not t.startswith(("https://", "#"))]
     assert "pip install polyfed" in text and "polyfed demo" in text
 
 
-def test_versions_agree():
-    import tomllib
+def test_every_extra_is_told_by_the_install_page_and_by_the_doctor():
+    from polyfed.cli.doctor import EXTRAS
 
+    extras = set(project()["optional-dependencies"])
+    told = set(re.findall(r"`polyfed\[(\w+)\]`", (ROOT / "docs" / "how-to" / "install.md").read_text()))
+    assert told == extras and set(EXTRAS) == extras - {"docs", "dev"}
+
+
+def test_versions_agree():
     import polyfed
 
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     cited = (ROOT / "CITATION.cff").read_text()
-    assert project["version"] == polyfed.__version__ and f"version: {polyfed.__version__}\n" in cited
+    assert project()["version"] == polyfed.__version__ and f"version: {polyfed.__version__}\n" in cited

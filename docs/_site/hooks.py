@@ -1,7 +1,8 @@
-"""What the site generates: the API reference, a glance at every method, the gallery, and pages from the root."""
+"""What the site generates: the API reference, a glance at every method, gallery, notebooks, and pages from the root."""
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -18,7 +19,8 @@ import glance  # noqa: E402
 import names  # noqa: E402
 
 FROM_ROOT = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
-DIRECTORIES = ("methods", "reproductions", "reference", "decisions")
+DIRECTORIES = ("methods", "reproductions", "reference", "decisions", "notebooks")
+WIDE = ("explanation/beside-others.md",)  # pages whose tables get the room of the table of contents
 
 
 def on_config(config: Any) -> Any:
@@ -40,14 +42,14 @@ def _expanded(items: list[Any]) -> list[Any]:
 
 
 def _pages(folder: str) -> list[str]:
-    made = {"methods": glance.generated(), "reference": names.pages()}.get(folder, {})
+    made = {"methods": glance.generated(), "reference": names.pages(), "notebooks": notebooks()}.get(folder, {})
     there = {f"{folder}/{path.name}" for path in (ROOT / "docs" / folder).glob("*.md")} | set(made)
     return sorted(there, key=lambda name: (not name.endswith("README.md"), name))
 
 
 def on_files(files: Any, config: Any) -> Any:
     """Add the generated pages."""
-    made = {**names.pages(), **glance.generated()}
+    made = {**names.pages(), **glance.generated(), **notebooks()}
     for source, target in FROM_ROOT.items():
         made[target] = _moved((ROOT / source).read_text())
     for name, text in made.items():
@@ -55,6 +57,19 @@ def on_files(files: Any, config: Any) -> Any:
     for report in gallery.reports():
         files.append(File.generated(config, f"gallery/{report.stem}.html", abs_src_path=str(report)))
     return files
+
+
+def notebooks() -> dict[str, str]:
+    """Return the notebooks as pages: text and code, without outputs, which they are kept without."""
+    made = {}
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        parts = []
+        for cell in json.loads(path.read_text())["cells"]:
+            text = "".join(cell["source"])
+            parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+        parts.append(f"*The notebook itself: `notebooks/{path.name}` in the repository; the tests run it.*")
+        made[f"notebooks/{path.stem}.md"] = "\n\n".join(parts) + "\n"
+    return made
 
 
 def _moved(text: str) -> str:
@@ -66,6 +81,7 @@ def _moved(text: str) -> str:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Add what a method's class tells to its page, and point links to the root at the site's pages."""
+    page.meta["hide"] = ["toc"] if page.file.src_uri in WIDE else []
     for source, target in FROM_ROOT.items():
         up = "../" * page.file.src_uri.count("/")
         markdown = markdown.replace(f"](../{up}{source})", f"]({up}{target})")

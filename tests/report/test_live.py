@@ -259,7 +259,7 @@ def test_a_comparison_tells_how_long_all_of_it_takes():
     assert ahead.begin("a") == Place(3, 4, 30.0)
     ahead.took("a", 20.0)
     last = ahead.begin("b")
-    assert last == Place(4, 4, 0.0) and last.words(5.0) == "5 s for all" and Place(1, 4, None).words(5.0) == ""
+    assert last == Place(4, 4, 0.0) and last.words(5.0) == "5 s left for all" and Place(1, 4, None).words(5.0) == ""
 
 
 def test_the_place_of_a_run_is_shown():

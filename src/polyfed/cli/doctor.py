@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import socket
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
@@ -18,10 +19,16 @@ GOOD, ADVICE, PROBLEM = "ok", "note", "problem"
 EXTRAS = {  # what each is for, in the order in which people meet them
     "flower": "real federations",
     "simulation": "--engine flower",
+    "privacy": "--epsilon",
+    "transformers": "networks hf:NAME",
+    "timm": "networks timm:NAME",
+    "torchvision": "networks torchvision:NAME",
+    "onnx": "polyfed export --format onnx",
     "plots": "figures for papers",
     "tensorboard": "--log tensorboard",
     "mlflow": "--log mlflow",
 }
+TRIED = (3, 11)  # as in the classifiers of pyproject.toml
 PORT = 9092  # where `polyfed serve` listens unless it is told otherwise
 
 
@@ -49,6 +56,9 @@ def _versions() -> Iterator[Finding]:
     from polyfed.core.versions import versions
 
     yield Finding("versions", ", ".join(f"{name} {number}" for name, number in versions().items()))
+    if sys.version_info[:2] != TRIED:
+        found = f"polyfed was tried with Python {'.'.join(map(str, TRIED))} only"
+        yield Finding("python", found, ADVICE, "Take that one if something fails.")
     outdated = [f"{name} {found} (wants {wanted})" for name, found, wanted in _unfit()]
     if outdated:
         yield Finding(

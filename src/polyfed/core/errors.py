@@ -29,6 +29,6 @@ class RunDirectoryError(InputError):
 def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     """Say that `name` is not a known `kind`, with the nearest known name or the whole list."""
     known = sorted(set(known))
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)  # at 0.5 "nope" is near "inco"
     hint = f"did you mean '{near[0]}'?" if near else "known are: " + ", ".join(known) + "."
     return InputError(f"Unknown {kind} '{name}': {hint}")

@@ -66,7 +66,7 @@ class Place:
 
     def words(self, left: float | None) -> str:
         """Return how long all of them will take, from what is left of this one (empty: not known yet)."""
-        return "" if left is None or self.after is None else f"{duration(left + self.after)} for all"
+        return "" if left is None or self.after is None else f"{duration(left + self.after)} left for all"
 
 
 class Ahead:
