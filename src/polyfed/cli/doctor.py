@@ -23,6 +23,8 @@ EXTRAS = {  # what each is for, in the order in which people meet them
     "transformers": "networks hf:NAME",
     "timm": "networks timm:NAME",
     "torchvision": "networks torchvision:NAME",
+    "xgboost": "boosted trees as clients, xgboost:CLASS",
+    "lightgbm": "boosted trees as clients, lightgbm:CLASS",
     "onnx": "polyfed export --format onnx",
     "plots": "figures for papers",
     "tensorboard": "--log tensorboard",
