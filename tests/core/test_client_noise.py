@@ -106,6 +106,22 @@ def test_the_least_noise_for_the_planned_rounds_and_a_resumed_run(tmp_path):
     assert again.server.memory[KEPT]["0"] == whole.server.memory[KEPT]["0"]
 
 
+def test_a_server_that_goes_back_to_a_checkpoint_cannot_have_a_round_twice(tmp_path):
+    """Its noise is new then, so the round is spent again: what is spent lies beside the checkpoints."""
+    from polyfed.core.method import Method, Step
+    from polyfed.core.party import Party, PartyData
+    from polyfed.flower.backend import LiveFederation
+
+    federation = LiveFederation.__new__(LiveFederation)
+    federation.method, federation.ctx, federation.server = Method(), None, Party(-1, None, PartyData())
+    federation.directory = SimpleNamespace(path=tmp_path, load=lambda: None, history=list)
+    federation.server.memory[KEPT] = {"0": [[1.0, 5.0, 3]]}
+    federation._fuse(Step(), {}, {})
+    federation.server.memory[KEPT] = {"0": [[1.0, 5.0, 2]]}  # as in an older checkpoint
+    federation._restore()
+    assert federation.server.memory[KEPT] == {"0": [[1.0, 5.0, 3]]}
+
+
 def test_a_real_server_takes_its_noise_from_the_operating_system():
     one, other = (Source(None).normal(torch.Size((5,))) for _ in range(2))
     assert not torch.equal(one, other)

@@ -107,6 +107,20 @@ def test_what_clients_end_up_with_is_the_same_as_in_process(no_runtime):
     assert trees_equal(states(alone), states(together))
 
 
+@pytest.mark.parametrize(("method", "unit"), [("fedproto", "sample"), ("fedavg", "client")])
+def test_privacy_is_the_same_as_in_process(method, unit, no_runtime):
+    pytest.importorskip("dp_accounting")
+    privacy = pf.Privacy(epsilon=6.0, unit=unit)
+
+    def run(engine):
+        return pf.run(method, problem.clients(), "mlp:1x8", 2, TRAINING, engine=engine, privacy=privacy, feature_dim=8)
+
+    alone, together = run("sequential"), run("flower")
+    assert [line["privacy"] for line in alone.history] == [line["privacy"] for line in together.history]
+    assert not any("missing" in line for line in together.history)
+    assert trees_equal(states(alone), states(together))
+
+
 def test_sites_that_have_nothing_in_common_are_not_averaged(tmp_path):
     config = Config(pf.FedAvg(), "fedavg", 1)
     directory, run = start_directory(config, tmp_path / "run", problem.SITES, False)

@@ -139,9 +139,15 @@ def nearest_covariance(matrix: Tensor, bound: float) -> Tensor:
 
 
 def told_counts(noisy: Tensor, sums: int, client: Party, ctx: Context) -> Tensor:
-    """Return whole numbers where counts stick out of the noise, and 0 elsewhere; the largest always does."""
+    """Return whole numbers where counts stick out of the noise, and 0 elsewhere; the largest always does.
+
+    Together they are at most as many as the client has samples, which is taken as known.
+    """
     limit = STICKS_OUT * ctx.privacy.release_multiplier(ctx.releases) * math.sqrt(sums)
-    told = noisy.round().clamp(1, len(client.train))  # how many samples there are is taken as known
     kept = noisy >= max(1.0, limit)
     kept[int(noisy.argmax())] = True
-    return torch.where(kept, told, 0.0)
+    told = torch.where(kept, noisy.round().clamp(min=1), 0.0)
+    total = len(client.train)
+    if float(told.sum()) > total:
+        told = torch.where(kept, (told * (total / told.sum())).floor().clamp(min=1), 0.0)
+    return told

@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from polyfed.core.backend import Measure
 from polyfed.core.blob import all_finite
+from polyfed.core.checkpoint import read_json, write_json
+from polyfed.core.clientnoise import KEPT
 from polyfed.core.errors import MessageError
 from polyfed.core.federation import Federation
 from polyfed.core.message import Message
@@ -139,7 +142,22 @@ class LiveFederation(Federation):
         summary = super()._summary(measures)
         return {**summary, "clients": sorted(measures)} if 0 < len(measures) < self.sites else summary
 
+    def _restore(self) -> tuple[int, str]:
+        found = super()._restore()
+        if (path := self._ledger()) is not None and path.is_file():
+            self.server.memory[KEPT] = read_json(path)
+        return found
+
+    def _ledger(self) -> Path | None:
+        """Return the file with what sites have spent, where the server adds the noise.
+
+        It is no part of a checkpoint: a round that is done again has new noise, and is spent again.
+        """
+        return None if self.directory is None else self.directory.path / "privacy.json"
+
     def _fuse(self, step: Step, replies: Mapping[int, Message], missing: dict[int, str]) -> None:
+        if KEPT in self.server.memory and (path := self._ledger()) is not None:
+            write_json(path, self.server.memory[KEPT])  # before anything of it leaves
         saved = self._snapshot()
         if self._try(step, replies) is None:
             return

@@ -213,6 +213,7 @@ def run_federation(
         federation, infos = make_federation(
             mailbox, given, introductions, observers() if callable(observers) else observers, registration.met
         )
+        federation.ctx.secure = True  # all sites know the seed
         _save_introductions(out, introductions)  # not earlier: what does not fit must not come back with --resume
         mailbox.members = set(infos)
         for line in in_words(infos, federation.backend.infos):
@@ -317,7 +318,6 @@ def make_federation(
         metrics=metrics,
     )
     federation.sites = len(given.sites)
-    federation.ctx.secure = True  # sites know the seed
     return federation, infos
 
 

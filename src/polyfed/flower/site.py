@@ -371,7 +371,12 @@ class Site:
         privacy = privacy_of(run)
         if privacy.on:
             budget = "no budget" if privacy.epsilon is None else f"at most epsilon {privacy.epsilon:g}"
-            self.say(f"Training is differentially private for each sample: {budget}, delta {privacy.delta:g}.")
+            self.say(f"What leaves is differentially private for each sample: {budget}, delta {privacy.delta:g}.")
+        if privacy.of_clients:
+            self.say(
+                "The server adds noise to what it combines, for each site as a whole; it sees what leaves this site "
+                "without noise."
+            )
         for line in in_words(rehearse(method, blueprint, problem, run["seed"]), self.data.num_classes):
             self.say(f"  {line}")
         self.say(f"  when it joins: {'; '.join(JOINING.values())}")
