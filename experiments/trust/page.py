@@ -11,6 +11,8 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "trust"
 START, END = "<!-- figures -->", "<!-- end of figures -->"
 NOTHING = "not measured"
+SEEDS, BAR = 5, 3.0  # wanted; and how many points one bad client of ten may cost
+RULES = ["none", "median", "trimmed", "geometric", "krum", "multikrum", "norm", "cosine"]
 
 
 def lines_of(name: str) -> list[dict[str, Any]]:
@@ -26,8 +28,10 @@ def table(heads: list[str], rows: list[list[str]]) -> str:
 
 
 def percent(values: list[float]) -> str:
-    """Return the mean in per cent, with the number of seeds."""
-    return f"{100 * fmean(values):.1f}" if values else NOTHING
+    """Return the mean in per cent, with the number of seeds where it is not all of them."""
+    if not values:
+        return NOTHING
+    return f"{100 * fmean(values):.1f}" + (f" ({len(values)})" if len(values) < SEEDS else "")
 
 
 def base(rule: str | None) -> str:
@@ -35,36 +39,84 @@ def base(rule: str | None) -> str:
     return (rule or "none").partition(":")[0]
 
 
-def robustness() -> str:
-    """Return what honest clients keep, and what a rule costs when nobody attacks."""
-    found = lines_of("robustness")
-    if not found:
-        return NOTHING + "."
-    methods = list(dict.fromkeys(line["method"] for line in found))
-    rules = ["none", "median", "trimmed", "geometric", "krum", "multikrum", "norm", "cosine"]
-    seeds = len({line["seed"] for line in found})
+class Runs:
+    """The finished runs, by what they are."""
 
-    def cell(part: str, **wanted: Any) -> str:
-        some = [line for line in found if all(line[k] == v for k, v in wanted.items() if k != "rule")]
-        some = [line for line in some if base(line["robust"]) == wanted["rule"]]
+    def __init__(self, lines: list[dict[str, Any]]) -> None:
+        self.lines = lines
+        self.methods = list(dict.fromkeys(line["method"] for line in lines))
+        self.clean = {(x["method"], x["seed"]): x for x in self.of(None, "none") if "per_client" in x}
+
+    def of(self, attack: str | None, rule: str, method: str | None = None) -> list[dict[str, Any]]:
+        """Return the runs of an attack and a rule."""
+        some = [line for line in self.lines if line["attack"] == attack and base(line["robust"]) == rule]
+        return [line for line in some if method in (None, line["method"])]
+
+    def before(self, line: dict[str, Any]) -> float | None:
+        """Return what the honest clients of an attacked run have without attack and without rule."""
+        clean = self.clean.get((line["method"], line["seed"]))
+        if clean is None:
+            return None
+        honest = [value for client, value in enumerate(clean["per_client"]) if client not in line["malicious"]]
+        return fmean(honest)
+
+    def cell(self, attack: str | None, rule: str, method: str, value: Any) -> str:
+        """Return one cell: the mean of a value over seeds, or why there is none."""
+        some = self.of(attack, rule, method)
         if any("refused" in line for line in some):
             return "-"
         if any("error" in line for line in some):
             return "no run"
-        return percent([line[part] for line in some if part in line])
+        found = [value(line) for line in some if "mean" in line]
+        return percent([v for v in found if v is not None])
 
-    parts = [f"Seeds measured so far: {seeds} (of five)."]
-    for part, words in (("mean", "mean accuracy"), ("worst", "accuracy of the worst client")):
-        rows = [[m, *(cell(part, method=m, share=0.0, attack=None, rule=r) for r in rules)] for m in methods]
-        parts += [f"**Nobody attacks: {words} in per cent**", table(["method", *rules], rows)]
-    for share in sorted({line["share"] for line in found if line["share"]}):
-        for attack in dict.fromkeys(line["attack"] for line in found if line["share"] == share):
-            rows = [[m, *(cell("mean", method=m, share=share, attack=attack, rule=r) for r in rules)] for m in methods]
-            parts += [f"**`--attack {attack}`: mean accuracy of honest clients in per cent**"]
-            parts += [table(["method", *rules], rows)]
-    for share in (0.1, 0.2, 0.4):
-        if not any(line["share"] == share for line in found):
-            parts.append(f"Share {share:.0%} of malicious clients: {NOTHING}.")
+    def table(self, attack: str | None, value: Any) -> str:
+        """Return methods by rules."""
+        return table(["method", *RULES], [[m, *(self.cell(attack, r, m, value) for r in RULES)] for m in self.methods])
+
+    def kept(self, line: dict[str, Any]) -> float | None:
+        """Return the share of clean accuracy that honest clients keep."""
+        before = self.before(line)
+        return None if not before else line["mean"] / before
+
+    def loss(self, rule: str, method: str, attacks: list[str]) -> str:
+        """Return the largest loss in points over attacks, each in the mean over seeds."""
+        lost = []
+        for attack in attacks:
+            some = [line for line in self.of(attack, rule, method) if "mean" in line and self.before(line) is not None]
+            if some:
+                lost.append(100 * fmean((self.before(line) or 0.0) - line["mean"] for line in some))
+        if any("refused" in line for line in self.of(attacks[0], rule, method)):
+            return "-"
+        if not lost:
+            return NOTHING
+        text = f"{max(lost):.1f}" + (f" ({len(lost)} of {len(attacks)})" if len(lost) < len(attacks) else "")
+        return f"**{text}**" if max(lost) <= BAR else text
+
+
+def robustness() -> str:
+    """Return what honest clients keep, and what a rule costs when nobody attacks."""
+    runs = Runs(lines_of("robustness"))
+    if not runs.lines:
+        return NOTHING + "."
+    planned = {0.1: ["signflip:0.1", "scale:0.1:-10", "scale:0.1:1000", "random:0.1", "alie:0.1"]}
+    planned |= {share: [f"signflip:{share}", f"alie:{share}"] for share in (0.2, 0.4)}
+    parts = [f"In brackets: over so many seeds (of {SEEDS})."]
+    parts += ["**Nobody attacks: mean accuracy in per cent**", runs.table(None, lambda line: line["mean"])]
+    parts += [
+        "**Nobody attacks: accuracy of the worst client in per cent**",
+        runs.table(None, lambda line: line["worst"]),
+        f"**One bad client of ten: points lost under the worst of the attacks measured.** Bold: at most {BAR:g}. "
+        "In brackets: over so many of the attacks",
+        table(["method", *RULES], [[m, *(runs.loss(r, m, planned[0.1]) for r in RULES)] for m in runs.methods]),
+    ]
+    for attacks in planned.values():
+        for attack in attacks:
+            if not any(line["attack"] == attack for line in runs.lines):
+                parts.append(f"`--attack {attack}`: {NOTHING}.")
+                continue
+            parts += [f"**`--attack {attack}`: share of clean accuracy that honest clients keep, in per cent**"]
+            parts += [runs.table(attack, runs.kept)]
     return "\n\n".join(parts)
 
 
@@ -86,7 +138,7 @@ def privacy() -> str:
             ]
             for m in methods
         ]
-        parts += [f"Seeds measured so far: {len({line['seed'] for line in found})} (of five).", table(heads, rows)]
+        parts += [f"In brackets: over so many seeds (of {SEEDS}).", table(heads, rows)]
     else:
         parts.append(NOTHING + ".")
     parts.append("**Members found at 1 % false alarms (LiRA), in per cent**; 1.0 is guessing")
@@ -101,7 +153,6 @@ def privacy() -> str:
             for e in shown
         ]
         parts += [
-            f"Seeds measured so far: {len({line['seed'] for line in inferred})} (of five).",
             table(["training", "members found", "accuracy on samples not seen"], rows),
         ]
     else:

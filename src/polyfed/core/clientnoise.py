@@ -97,10 +97,10 @@ def with_noise(
             del placed[client]
     replies = {client: replies[client] for client in placed}
     reference = {client: reference_of(client, sent, replies, placed, ctx) for client in replies}
-    table = tabled(placed, replies, reference)
+    table = in_order(tabled(placed, replies, reference))
     if not table:
         return dict(replies)
-    starts = tabled(placed, {c: _rebuilt(m, dict(m.tensors()) | reference[c]) for c, m in replies.items()})
+    starts = in_order(tabled(placed, {c: _rebuilt(m, dict(m.tensors()) | reference[c]) for c, m in replies.items()}))
     sigma = privacy.multiplier(1.0, planned_replies)
     entries = sum(common.values.shape[1] for common in table)
     own = sum((held_by(common) for common in table), torch.zeros(len(replies)).double())
@@ -116,6 +116,11 @@ def with_noise(
         least = torch.minimum(least, torch.where(held, largest, torch.inf).amin(1))
     spend(privacy, server, ctx, {c: sigma * float(least[i] / bounds[i]) for i, c in enumerate(replies) if bounds[i]})
     return replaced(table, values, placed, replies)
+
+
+def in_order(table: list[Common]) -> list[Common]:
+    """Return tables by name: a message that travelled has its tensors in another order, and noise must not differ."""
+    return sorted(table, key=lambda common: [name or "" for name in common.names])
 
 
 def noisy_mean(common: Common, bounds: Tensor, factor: Tensor, scale: float, source: Source) -> tuple[Tensor, Tensor]:
