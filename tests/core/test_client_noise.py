@@ -118,7 +118,7 @@ def test_a_server_that_goes_back_to_a_checkpoint_cannot_have_a_round_twice(tmp_p
     federation.server.memory[KEPT] = {"0": [[1.0, 5.0, 3]]}
     federation._fuse(Step(), {}, {})
     federation.server.memory[KEPT] = {"0": [[1.0, 5.0, 2]]}  # as in an older checkpoint
-    federation._restore()
+    federation.restore()
     assert federation.server.memory[KEPT] == {"0": [[1.0, 5.0, 3]]}
 
 

@@ -142,8 +142,8 @@ class LiveFederation(Federation):
         summary = super()._summary(measures)
         return {**summary, "clients": sorted(measures)} if 0 < len(measures) < self.sites else summary
 
-    def _restore(self) -> tuple[int, str]:
-        found = super()._restore()
+    def restore(self) -> tuple[int, str]:  # noqa: D102
+        found = super().restore()
         if (path := self._ledger()) is not None and path.is_file():
             self.server.memory[KEPT] = read_json(path)
         return found
