@@ -16,7 +16,7 @@ from polyfed.testing.setting import digits as digits_of
 
 __all__ = ["CASES", "Case", "everyday", "run_case", "synthetic", "unequal"]
 
-FEDVTC = {"samples_per_class": 4, "rec_reduction": "mean", "kl_weight": 0.1}
+FEDVTC = {"samples_per_class": 4}
 FEDVTC_OFF = {"rec_weight": 0.0, "kl_weight": 0.0, "lambda_dm": 0.0, "finetune": False}
 
 

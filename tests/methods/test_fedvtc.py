@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import polyfed as pf
 from polyfed.analysis.memory import update_memory
 from polyfed.analysis.synthetic import class_samples, sample_grid
-from polyfed.core.errors import InputError
+from polyfed.core.errors import InputError, TrainingError
 from polyfed.core.message import Message
 from polyfed.core.method import EVALUATE, Step
 from polyfed.core.nets import FunctionalNet, Net
@@ -135,8 +135,9 @@ def expected_vtc_loss(method, client, z, batch, decode, extract, classes):
     images = decode(z + sigma * batch["noise"])
     pixels = client.train.x / 255
     squared = ((images - pixels) ** 2).sum((1, 2, 3))
-    loss = method.kl_weight * total_kl / len(z)
-    loss = loss + method.rec_weight * squared.mean() / (1 if method.rec_reduction == "sum" else 64)
+    latents, pixels = (P, 64) if method.reduction == "mean" else (1, 1)
+    loss = method.kl_weight * total_kl / len(z) / latents
+    loss = loss + method.rec_weight * squared.mean() / pixels
     if method.dm_latents == "global":
         centres = [prototype.get(label, features) for features, label in zip(z, batch.y.tolist(), strict=True)]
         images = decode(torch.stack(centres) + inbox["sigma"] * batch["latents"])
@@ -147,7 +148,7 @@ def expected_vtc_loss(method, client, z, batch, decode, extract, classes):
         terms = [((features[row] - prototype[int(batch.y[row])]) ** 2).sum() for row in rows]
     else:
         terms = [((features[batch.y == label].mean(0) - prototype[label]) ** 2).sum() for label in held]
-    return loss + method.lambda_dm * sum(terms) / len(terms)
+    return loss + method.lambda_dm * sum(terms) / len(terms) / latents
 
 
 VARIANTS = [
@@ -155,7 +156,7 @@ VARIANTS = [
     {"kl_weight": 0.3, "rec_weight": 2.0, "lambda_dm": 0.5},
     {"lambda_dm": 0.0},
     {"kl_weight": 0.0},
-    {"rec_reduction": "mean"},
+    {"reduction": "sum"},
     {"dm_mode": "pointwise"},
     {"dm_latents": "global"},
     {"prior_cov": "global_sd"},
@@ -208,7 +209,7 @@ def test_every_term_reaches_the_extractor_and_what_it_should_of_the_decoder(term
 
 
 def test_before_the_first_prototypes_only_sigma_feels_the_kl():
-    method = FedVTC(rec_weight=0.0, lambda_dm=0.0)
+    method = FedVTC(rec_weight=0.0, lambda_dm=0.0, reduction="sum")
     client, stage, batch = losses_of(method, classes=())
     z = client.main.features(batch.x).detach().requires_grad_()
     method.vtc_loss(Net(client.main), Net(client.models["vtc"]), z, batch, stage.aux).backward()
@@ -391,7 +392,7 @@ def test_sigma_starts_from_the_global_one_unless_it_is_kept():
 
 
 def test_sigma_is_learned_and_stays_positive():
-    _, reply = client_reply(FedVTC(), make_context(training=Training(epochs=3, lr=0.1)))
+    _, reply = client_reply(FedVTC(reduction="sum"), make_context(training=Training(epochs=3, lr=0.1)))
     sigma = reply.data["sigma"]
     assert (sigma > 0).all() and sigma.std() > 0 and not torch.allclose(sigma, torch.full((P,), 0.1), rtol=0.01)
 
@@ -629,13 +630,31 @@ def test_without_fine_tuning_no_decoder_travels():
 def test_defaults_are_those_of_the_specification():
     method = FedVTC()
     assert (method.lambda_dm, method.kl_weight, method.rec_weight, method.sigma_init) == (1.0, 1.0, 1.0, 0.1)
-    assert (method.rec_reduction, method.dm_mode, method.dm_latents) == ("sum", "class_mean", "batch")
+    assert (method.reduction, method.dm_mode, method.dm_latents) == ("mean", "class_mean", "batch")
     assert (method.prior_cov, method.alternate, method.joint_training) == ("identity", "batch", False)
     assert (method.weighting, method.vtc_upload, method.average_over) == ("uniform", "final", "trained")
     assert (method.keep_sigma, method.norm_statistics, method.finetune_scope) == (False, "averaged", "all")
     assert (method.vtc_lr, method.vtc_optimizer, method.finetune_lr) == (None, None, None)  # the run's own
     decoder = VTC(P, SHAPE).decoder
     assert {layer.activation.negative_slope for layer in decoder.layers[:3]} == {0.01}
+
+
+def test_at_the_papers_size_means_train_with_its_learning_rate_and_sums_do_not():
+    """4096 latents, CIFAR's images, SGD with 0.01 and batches of 16: nine steps, the prototypes act from the fourth."""
+    generator = np.random.default_rng(0)
+    y = np.arange(48) % CLASSES
+    x = generator.integers(40, 200, (CLASSES, 3, 32, 32))[y] + generator.integers(-30, 30, (48, 3, 32, 32))
+    clients = Clients.from_parts([(x.astype(np.uint8), y)], test=(x.astype(np.uint8), y), num_classes=CLASSES)
+    options = {"models": ["resnet10:w4"], "rounds": 3, "feature_dim": 4096}
+    training = Training(epochs=1, batch_size=16, lr=0.01)
+    means = run(FedVTC(finetune=False), clients, training=training, **options)
+    losses = [line["loss"] for line in means.history]
+    assert losses[2] < losses[1] < losses[0] < 5
+    try:
+        sums = run(FedVTC(finetune=False, reduction="sum"), clients, training=training, **options)
+    except TrainingError:
+        return
+    assert sums.history[-1]["loss"] > 1000
 
 
 def test_switched_off_it_is_local_training():

@@ -9,6 +9,7 @@ numbers are those of docs/methods/fedvtc.md.
 
 Deviations (more in docs/methods/fedvtc.md):
     The paper's formulas were rebuilt from its prose and its cost table; where it is silent a field has the alternative.
+    Errors, KL and matching are means over pixels and latents (`reduction`): sums diverge at p = 4096 with SGD 0.01.
     Backbones of another size reach the common latent size p by a linear map without activation (`feature_dim`).
     Before a class has a global prototype, its KL term has no pull on the mean and it takes no part in matching.
     The number of fine-tuning rounds R is T/20 (rounded), which the paper's cost table implies; they are one stage.

@@ -28,8 +28,12 @@ class VariationalLoss(Method):
     ----------
     lambda_dm
         Weight lambda of distribution matching; 0 leaves it (and its pass through the extractor) out.
-    kl_weight, rec_weight, rec_reduction
-        Weights of the two parts of the negative ELBO; squared error of an image as `sum` or `mean` over its pixels.
+    kl_weight, rec_weight
+        Weights of the two parts of the negative ELBO.
+    reduction
+        Squared error of an image over its pixels, KL and matching over the latents: their `mean`, or their `sum` as in
+        the textbook. Sums grow with both sizes beside a cross-entropy that does not: at the paper's 4096 latents they
+        diverge with its learning rate.
     dm_mode, dm_latents
         What is matched: the mean feature of a class (`class_mean`) or every feature (`pointwise`), of images decoded
         from latents of the `batch` or from latents drawn from the `global` class Gaussians.
@@ -40,7 +44,7 @@ class VariationalLoss(Method):
     lambda_dm: NotNegative = 1.0
     kl_weight: NotNegative = 1.0
     rec_weight: NotNegative = 1.0
-    rec_reduction: Literal["sum", "mean"] = "sum"
+    reduction: Literal["mean", "sum"] = "mean"
     dm_mode: Literal["class_mean", "pointwise"] = "class_mean"
     dm_latents: Literal["batch", "global"] = "batch"
     prior_cov: Literal["identity", "global_sd"] = "identity"
@@ -66,12 +70,14 @@ class VariationalLoss(Method):
         """Return L_vtc = L_rec + L_KL + lambda·L_DM (Eq. 4 and 6), each with its weight."""
         sigma = vtc.parameters()["log_sigma"].exp()
         prototype, known = aux["prototypes"][batch.y], aux["known"][batch.y]
-        loss = self.kl_weight * gaussian_kl(z, sigma, prototype, aux["prior_sd"], known).mean()  # Eq. 3
+        latents = z.shape[1] if self.reduction == "mean" else 1  # of which KL and matching are sums
+        kl_weight, lambda_dm = self.kl_weight / latents, self.lambda_dm / latents
+        loss = kl_weight * gaussian_kl(z, sigma, prototype, aux["prior_sd"], known).mean()  # Eq. 3
         if not (self.rec_weight or self.lambda_dm):
             return loss
         images = vtc(reparameterized(z, sigma, batch["noise"]))  # Eq. 1
         target = batch.x * aux["std"] + aux["mean"]
-        loss = loss + self.rec_weight * reconstruction_error(images, target, self.rec_reduction)  # Eq. 2
+        loss = loss + self.rec_weight * reconstruction_error(images, target, self.reduction)  # Eq. 2
         if not self.lambda_dm:
             return loss
         if self.dm_latents == "global":
@@ -79,4 +85,4 @@ class VariationalLoss(Method):
             images = vtc.still()(reparameterized(centre, aux["global_sd"], batch["latents"]))  # statistics: of Eq. 1
         features = main.features((images - aux["mean"]) / aux["std"])
         matching = distribution_matching(features, batch.y, aux["prototypes"], aux["known"], self.dm_mode)  # Eq. 5
-        return loss + self.lambda_dm * matching
+        return loss + lambda_dm * matching
