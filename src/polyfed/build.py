@@ -19,7 +19,7 @@ from polyfed.core.message import State
 from polyfed.core.method import Method
 from polyfed.core.nets import frozen_names
 from polyfed.core.own_code import imported, is_reference, own_code
-from polyfed.core.party import Blueprint, ClientInfo, Context, PartyData, state_of
+from polyfed.core.party import Blueprint, ClientInfo, PartyData, state_of
 from polyfed.core.rng import seeded
 from polyfed.core.runner import draws_by_itself
 from polyfed.core.samples import Samples
@@ -351,21 +351,3 @@ def _check(module: nn.Module, label: str, input_shape: tuple[int, ...], num_clas
             f"Model {label} gives outputs of shape {shape} for two inputs, but ({2}, {num_classes}) is needed: "
             f"its last layer must have {num_classes} outputs, one for each class (label or target)."
         )
-
-
-def network_of(architecture: str, state: State, ctx: Context) -> nn.Module:
-    """Build a network of somebody else: its architecture is known here, or built by its name."""
-    known = ctx.blueprints.get(architecture)
-    if known is not None and known.build is not None:
-        network = known.build().to(ctx.device)
-    else:
-        network = ctx.initialized("peer", lambda: _build_by_name(architecture, ctx))
-    network.load_state_dict(state, strict=False)  # integer buffers do not travel
-    return network.eval()
-
-
-def _build_by_name(architecture: str, ctx: Context) -> nn.Module:
-    """Build a network from a model string; `>d` behind it stands for d features."""
-    spec, _, features = architecture.partition(">")
-    network = build(spec, ctx.input_shape, ctx.num_classes)
-    return with_feature_dim(network, int(features)) if features else network

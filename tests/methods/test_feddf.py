@@ -262,3 +262,16 @@ def test_clients_get_slices_of_the_distilled_network():
     for name, tensor in sent.items():
         assert torch.equal(tensor, widest[name][tuple(slice(0, n) for n in tensor.shape)])
     assert len(states(run)) == 3 and not same(states(run)[:1], states(run)[2:])
+
+
+def test_statistics_come_from_everybody_also_where_the_worst_are_dropped(monkeypatch):
+    fuse, seen = HeteroFL.fuse, {}
+
+    def noted(self, server, replies, step, ctx):
+        seen[step.name] = list(replies)
+        fuse(self, server, replies, step, ctx)
+
+    monkeypatch.setattr(HeteroFL, "fuse", noted)
+    monkeypatch.setattr(FedDFHetero, "kept", lambda self, server, replies, ctx: {0: replies[0]})
+    federation(FedDFHetero(), models=("cnn:4-8,bn@1", "cnn:4-8,bn@0.5")).run()
+    assert seen == {"main": [0], "statistics": [0, 1, 2]}

@@ -6,13 +6,12 @@ from tests.methods.proxy_problem import assert_close, assert_equal, federation, 
 from torch.nn import functional as F
 
 import polyfed as pf
-from polyfed.build import network_of
 from polyfed.core.errors import InputError, PolyfedError
 from polyfed.core.message import Message
 from polyfed.core.party import shared_state
 from polyfed.core.passes import logits_of
 from polyfed.core.stage import Trained
-from polyfed.fusion.combining import Combined, Combiner
+from polyfed.fusion.combining import Combined, Combiner, network_of
 from polyfed.fusion.files import load_fused, write_fused
 from polyfed.fusion.networks import Averaged
 from polyfed.methods.fens import COMBINE, FENS, MODELS, UPLOAD

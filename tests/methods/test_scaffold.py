@@ -72,6 +72,22 @@ def test_option_one_is_the_gradient_at_the_received_weights():
             torch.testing.assert_close(tensor, controls(other)[client][name])
 
 
+def test_option_one_looks_at_all_batches_alike():
+    """Client 0 has 18 samples: two batches of 9 have the gradient of all, whose steps would have moved."""
+    halves, whole = (
+        federation(Scaffold(option="I"), 1, pf.Training(epochs=1, batch_size=size, lr=0.1)) for size in (9, 18)
+    )
+    for name, tensor in controls(whole)[0].items():
+        torch.testing.assert_close(controls(halves)[0][name], tensor)
+
+
+def test_option_one_looks_without_moving_weights_or_statistics():
+    training = pf.Training(epochs=1, batch_size=100, lr=0.1)
+    one, other = (federation(Scaffold(option=o), 1, training, ["cnn:4-8,bn"]) for o in ("I", "gradient"))
+    for name, tensor in other.server.state.items():
+        torch.testing.assert_close(one.server.state[name], tensor, msg=name)
+
+
 @pytest.mark.parametrize(
     "training",
     [

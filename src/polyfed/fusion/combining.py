@@ -1,4 +1,7 @@
-"""A fused network that combines the logits of several by a small trained network, the combiner."""
+"""A fused network that combines the logits of several by a small trained network, the combiner.
+
+Clients that learn a combiner ask each other's networks, so they build them by name (`network_of`).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polyfed.core.message import State
+from polyfed.core.party import Context
 from polyfed.fusion.networks import Several
+from polyfed.models import build, with_feature_dim
 
 
 class Combiner(nn.Module):
@@ -72,3 +78,21 @@ class Combined(Several):
     def recipe(self) -> dict[str, Any]:
         """Return the other arguments of the constructor, as plain values."""
         return {"combiner": self.combiner.recipe}
+
+
+def network_of(architecture: str, state: State, ctx: Context) -> nn.Module:
+    """Build a network of somebody else: its architecture is known here, or built by its name."""
+    known = ctx.blueprints.get(architecture)
+    if known is not None and known.build is not None:
+        network = known.build().to(ctx.device)
+    else:
+        network = ctx.initialized("peer", lambda: build_by_name(architecture, ctx))
+    network.load_state_dict(state, strict=False)  # integer buffers do not travel
+    return network.eval()
+
+
+def build_by_name(architecture: str, ctx: Context) -> nn.Module:
+    """Build a network from a model string; `>d` behind it stands for d features."""
+    spec, _, features = architecture.partition(">")
+    network = build(spec, ctx.input_shape, ctx.num_classes)
+    return with_feature_dim(network, int(features)) if features else network

@@ -21,7 +21,6 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from polyfed.build import network_of
 from polyfed.core.errors import PolyfedError
 from polyfed.core.fields import AtLeastOne, NotNegative, PartShare, Positive
 from polyfed.core.message import Message
@@ -32,7 +31,7 @@ from polyfed.core.rng import generator
 from polyfed.core.samples import Samples, split_off
 from polyfed.core.settings import Training
 from polyfed.core.stage import Aux, Batch, Stage
-from polyfed.fusion.combining import Combined, Combiner
+from polyfed.fusion.combining import Combined, Combiner, network_of
 from polyfed.methods.ensemble import OneShot
 from polyfed.ops.adaptive import adam_step
 from polyfed.ops.aggregate import mean_state
