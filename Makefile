@@ -47,6 +47,9 @@ test-avx2: $(TESTED)  ## run the tests of networks, engines and methods as on a 
 	ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m pytest tests/models tests/engines tests/ops tests/golden \
 		-n 2 --dist loadgroup -m 'not slow and not long'
 
+test-gpu: $(TESTED)  ## on a machine with a GPU: every method on it, with every engine, beside the processor
+	$(BIN)/python -m pytest tests/engines/test_device.py -v -rs
+
 faults: $(TESTED)  ## real sites that are killed, slow or away (minutes; wants an idle machine)
 	$(BIN)/python -m pytest -m slow tests/flower
 
@@ -70,8 +73,9 @@ package: $(TESTED)  ## build wheel and sdist and try them in an empty environmen
 
 bench: $(STAMP)  ## measure speed and memory (ratios in one run)
 	$(BIN)/python -m benchmarks.run
+	$(BIN)/python -m benchmarks.rule
 
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-.PHONY: help setup demo test test-long test-flower test-all test-avx2 browser faults storm storm-short check docs package bench clean
+.PHONY: help setup demo test test-long test-flower test-all test-avx2 test-gpu browser faults storm storm-short check docs package bench clean

@@ -286,7 +286,7 @@ def finished(tmp_path):
         (["--rounds", "3"], "rounds was 2, now 3"),
         (["--set", "fedavg.weighting=uniform"], "method.weighting was 'samples', now 'uniform'"),
         (["--feature-dim", "4"], "models.feature_dim was None, now 4"),
-        (["--engine", "sequential"], "execution.engine was 'threads', now 'sequential'"),
+        (["--engine", "sequential"], "execution.engine was 'auto', now 'sequential'"),
         (["--partition", "iid"], "data.partition was 'dirichlet:0.5', now 'iid'"),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from polyfed.data import Clients
 from polyfed.engines.inprocess import InProcess
 from polyfed.engines.known import KnownStages
 from polyfed.engines.ranks import join, leading, work_for_first
+from polyfed.engines.work import in_words
 from polyfed.flower import require_flower
 from polyfed.prepare import (
     check_patience,
@@ -63,7 +64,7 @@ def run(
     evaluate_samples: int | None = None,
     checkpoint_seconds: float = 10.0,
     resume: bool = False,
-    engine: str = "threads",
+    engine: str = "auto",
     workers: int | None = None,
     device: str = "cpu",
     robust: str | None = None,
@@ -105,9 +106,9 @@ def run(
     resume
         Continue the run in `out` from its checkpoint.
     engine, workers
-        How clients share the machine: `threads` (whole clients on several threads), `sequential` (the same numbers bit
-        for bit), `auto` (perceptrons as stacks, all others on threads), or `batched` (clients of one architecture as
-        one stack wherever possible). Results of `auto` and `threads` do not depend on the number
+        How clients share the machine: `auto` (perceptrons as stacks, all others as with `threads`), `threads` (whole
+        clients on several threads), `sequential` (the same numbers bit for bit), or `batched` (clients of one
+        architecture as one stack wherever possible). Results of `auto` and `threads` do not depend on the number
         of workers; by default there are as many as torch uses threads. `flower` runs the apps of a real federation in
         Flower's simulation runtime (Ray), which can use a cluster.
     device
@@ -234,11 +235,15 @@ def execute(
         config = replace(config, networks=structure_of(parties.blueprints))
     planned = config.method.plan().rounds
     resume = resume or (was_restarted() and out is not None and (Path(out) / "config.json").is_file())
-    directory = _directory(out, config, resume)
+    groups = federation.backend.groups() if federation is not None and isinstance(federation.backend, InProcess) else {}
+    directory = _directory(out, config, resume, groups)
     shown = False if progress is None and observers else progress  # whoever observes shows it
     try:
         with showing(shown, settings.rounds if planned is None else planned, config.label) as view:
             observers = [*view, *observers]
+            for observer in observers:
+                if groups and hasattr(observer, "begin"):
+                    observer.begin(in_words(groups))
             if federation is not None:
                 federation.directory, federation.observers = directory, observers
                 with leading(federation, link) if link is not None else nullcontext():
@@ -366,12 +371,18 @@ def prolonged(out: str | Path, config: Config, rounds: int) -> Config:
     return config
 
 
-def _directory(out: str | Path | None, config: Config, resume: bool) -> RunDirectory | None:
+def _directory(out: str | Path | None, config: Config, resume: bool, groups: Mapping[str, str]) -> RunDirectory | None:
     if out is None:
         if resume:
             raise InputError("resume needs the directory of the earlier run: pass out=...")
         return None
     if not resume:
-        return RunDirectory.create(Path(out), config.dump())
+        return RunDirectory.create(Path(out), {**config.dump(), **({"groups": groups} if groups else {})})
     check_same(out, config)
+    begun = RunDirectory.read_config(Path(out)).get("groups", groups)
+    if begun != groups:
+        raise RunDirectoryError(
+            f"The clients in {out} worked in another way ({in_words(begun)}) than this version of polyfed lets them "
+            f"({in_words(groups)}): go on with the version that began it, or start the run again."
+        )
     return RunDirectory.open(Path(out))

@@ -132,6 +132,11 @@ class Helper:
                 raise kind(answer["text"]) if kind else Failed(f"{answer['text']}\n\n{answer['trace']}")
             if "stopped" in answer:
                 raise asked or CutOff("it was stopped")
+            if "begin" in answer:
+                for observer in observers:
+                    if hasattr(observer, "begin"):
+                        observer.begin(answer["begin"])
+                continue
             try:
                 for observer in observers if asked is None else ():
                     observer(answer["line"])
@@ -205,6 +210,7 @@ class Together:
         self.begin, self.ended = begin, ended
         self.found: dict[int, Summary | PolyfedError] = {}
         self.error: BaseException | None = None  # what ended all of it
+        self.said: set[str] = set()  # how clients work, where it was printed
         self.seeds: Counter[int] = Counter()  # at how many processes a seed is at work
         self.running = 0
         self.here = here or Here()
@@ -259,7 +265,7 @@ class Together:
                     at_once = min(1 + len(self.helpers), self.running + len(self.left))
                     cores = max(1, self.cores // at_once) if self.helpers else None
                     observers = [*self.begin(job, at_once), *([self._watch(job)] if here else [])]
-                summary = worker.run(job, self._cores(job, cores), [self._guarded(one) for one in observers])
+                summary = worker.run(job, self._cores(job, cores), [_Guarded(self, one) for one in observers])
                 with self.lock:
                     self.found[place] = summary
                     self.ended(job, summary)
@@ -306,17 +312,6 @@ class Together:
         """Return how many cores a run may use: all, where its numbers depend on it."""
         return cores if job.config.execution.engine in SAME_BITS else self.cores
 
-    def _guarded(self, observer: Observer) -> Observer:
-        """Let one observer at a time see a line, and stop a run here when everything stops."""
-
-        def see(line: dict[str, Any]) -> None:
-            with self.lock:
-                observer(line)
-                if self.error is not None:
-                    raise self.error
-
-        return see
-
     def _watch(self, job: Job) -> Observer:
         rounds = job.config.planned_rounds()
         return lambda line: self._consider(line["round"] / max(1, rounds))
@@ -346,6 +341,28 @@ class Together:
             self.error = self.error or error
             for helper in self.helpers:
                 helper.stop()
+
+
+class _Guarded:
+    """An observer of one of several runs: only one of all of them is called at a time."""
+
+    def __init__(self, together: Together, observer: Observer) -> None:
+        self.together = together
+        self.observer = observer
+
+    def begin(self, words: str) -> None:
+        """Pass on how the clients of the run work; for equal runs once."""
+        with self.together.lock:
+            if hasattr(self.observer, "begin") and words not in self.together.said:
+                self.together.said.add(words)
+                self.observer.begin(words)
+
+    def __call__(self, line: dict[str, Any]) -> None:
+        """Pass on a finished round."""
+        with self.together.lock:
+            self.observer(line)
+            if self.together.error is not None:
+                raise self.together.error
 
 
 def is_portable(config: Config) -> bool:
@@ -417,10 +434,14 @@ def serve(budget: int) -> None:
             answers.write(json.dumps(content) + "\n")
             answers.flush()
 
-    def tell(line: dict[str, Any]) -> None:
-        answer({"line": line})
-        if stop.is_set():
-            raise _Asked
+    class Telling:
+        def begin(self, words: str) -> None:
+            answer({"begin": words})
+
+        def __call__(self, line: dict[str, Any]) -> None:
+            answer({"line": line})
+            if stop.is_set():
+                raise _Asked
 
     here = Here(budget)
     threading.Thread(target=listen, daemon=True).start()
@@ -428,7 +449,7 @@ def serve(budget: int) -> None:
         folder = Path(order["folder"]) if order["folder"] else None
         try:
             job = Job(order["name"], Config.load(order["config"]), folder)
-            content: dict[str, Any] = {"done": here.run(job, order["cores"], [tell])}
+            content: dict[str, Any] = {"done": here.run(job, order["cores"], [Telling()])}
         except _Asked:
             content = {"stopped": True}
         except Exception as error:

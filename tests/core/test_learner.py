@@ -172,13 +172,13 @@ def test_neither_workers_nor_order_change_a_bit(settings):
         history = pf.run(FEDMD, table(), MIXED, **QUICK, **settings).history
         return [{key: line[key] for key in ("accuracy", "loss", "bytes_up") if key in line} for line in history]
 
-    assert told(**settings) == told(workers=2)
+    assert told(**{"engine": "threads", **settings}) == told(engine="threads", workers=2)
 
 
 @pytest.mark.parametrize("engine", ["auto", "batched"])
 def test_engines_that_stack_networks_let_learners_work_whole(engine):
     stacked = pf.run(FEDMD, table(clients=4), [FOREST, "mlp:1x8"], engine=engine, **QUICK)
-    whole = pf.run(FEDMD, table(clients=4), [FOREST, "mlp:1x8"], **QUICK)
+    whole = pf.run(FEDMD, table(clients=4), [FOREST, "mlp:1x8"], engine="threads", **QUICK)
     assert stacked.accuracy()["per_client"] == pytest.approx(whole.accuracy()["per_client"], abs=0.02)
 
 

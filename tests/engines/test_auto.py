@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import polyfed as pf
+from polyfed.compare import compare
+from polyfed.core.checkpoint import read_json, write_json
 from polyfed.engines import batched
 from polyfed.engines.auto import is_perceptron
+from polyfed.experiment import experiment, read_experiment
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
 from table import CASES, Case, everyday, run_case, synthetic
@@ -73,3 +78,44 @@ class Scaled(nn.Module):
 )
 def test_what_counts_as_a_perceptron(module: nn.Module, expected: bool) -> None:
     assert is_perceptron(module) == expected
+
+
+def stored(out: Path) -> dict[str, Any]:
+    return json.loads((out / "config.json").read_text())
+
+
+def test_it_is_the_default_of_every_way_to_start_a_run(tmp_path: Path) -> None:
+    short = {"limit": 60, "clients": 2, "models": ["mlp:1x8", "cnn:4-8"], "rounds": 1}
+    assert pf.run("local", synthetic(2), "mlp:1x8", 1).config["execution"]["engine"] == "auto"
+    (tmp_path / "e.toml").write_text("rounds = 1\n")
+    assert read_experiment(tmp_path / "e.toml").base.execution.engine == "auto"
+    compare(experiment(**short), ["local"], seeds=1, out=tmp_path / "c")
+    found = stored(tmp_path / "c" / "local" / "seed-0")
+    assert found["execution"]["engine"] == "auto"
+    assert found["groups"] == {"cnn:4-8": "whole", "mlp:1x8": "stack"}
+
+
+def test_the_choice_is_stored_printed_and_kept_by_a_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    run = {"models": ["mlp:1x8", "cnn:4-8"], "rounds": 1, "out": out, "progress": True}
+    pf.run("local", pf.split("digits", clients=2), **run)
+    assert "mlp:1x8 as stacks; cnn:4-8 as whole clients on threads" in " ".join(capsys.readouterr().err.split())
+    pf.resume(out, rounds=2)  # it writes the configuration again
+    assert stored(out)["groups"] == {"cnn:4-8": "whole", "mlp:1x8": "stack"}
+    assert stored(out)["rounds"] == 2
+
+
+def test_a_run_whose_clients_worked_in_another_way_is_not_continued(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    pf.run("local", pf.split("digits", clients=2), ["mlp:1x8"], 1, out=out)
+    content = {**read_json(out / "config.json"), "groups": {"mlp:1x8": "whole"}}
+    write_json(out / "config.json", content)  # as an earlier version of the rule might have chosen
+    with pytest.raises(pf.InputError, match=r"mlp:1x8 as whole clients on threads.*mlp:1x8 as stacks"):
+        pf.resume(out)
+    write_json(out / "config.json", {key: value for key, value in content.items() if key != "groups"})
+    pf.resume(out)  # it says nothing about it
+
+
+def test_engines_that_choose_nothing_store_nothing(tmp_path: Path) -> None:
+    pf.run("local", synthetic(2), "mlp:1x8", 1, out=tmp_path / "run", engine="threads")
+    assert "groups" not in stored(tmp_path / "run")

@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contract.table import Case, everyday, run_case
+from tests.contract.table import CASES, Case, everyday, run_case
 from torch import Tensor
 from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
+
+from polyfed.testing.watch import double_precision
 
 FAKE = torch.device("meta")
 aten = torch.ops.aten
@@ -154,7 +156,7 @@ def test_the_pretended_device_refuses_what_cuda_refuses() -> None:
     assert copy.deepcopy(weight.grad).device == FAKE and weight.grad.tolist() == [[1.0] * 3]
 
 
-@pytest.mark.parametrize("engine", ["sequential", "batched"])
+@pytest.mark.parametrize("engine", ["sequential", "batched", pytest.param("auto", marks=pytest.mark.long)])
 @everyday(few=True)
 def test_a_method_gives_the_same_numbers_on_a_device(case: Case, engine: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "polyfed.engine")
@@ -167,3 +169,26 @@ def test_a_method_gives_the_same_numbers_on_a_device(case: Case, engine: str, ca
     for one, other in zip(plain.history, moved.history, strict=True):
         assert one.get("loss") == other.get("loss")
         assert one["accuracy"] == other["accuracy"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("engine", ["auto", "batched", "threads"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_a_method_gives_nearly_the_same_numbers_on_a_gpu(case: Case, engine: str) -> None:
+    """All methods on the real device, in float64: sums are rounded in another order there, and nothing else."""
+    with double_precision():
+        plain = run_case(case, rounds=1, engine="sequential")
+        moved = run_case(case, rounds=1, engine=engine, device="cuda")
+    for one, other in zip(plain.history, moved.history, strict=True):
+        assert one.get("loss", 0.0) == pytest.approx(other.get("loss", 0.0), rel=1e-6)
+        assert one["accuracy"]["mean"] == pytest.approx(other["accuracy"]["mean"], abs=0.02)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_same_seed_gives_the_same_bits_on_a_gpu() -> None:
+    (case,) = [case for case in CASES if case.id == "fedavg-mlp"]
+    first, second = (run_case(case, rounds=2, device="cuda") for _ in range(2))
+    assert [line["accuracy"] for line in first.history] == [line["accuracy"] for line in second.history]
+    for client in first.models:
+        for one, two in zip(first.models[client].parameters(), second.models[client].parameters(), strict=True):
+            assert torch.equal(one, two)

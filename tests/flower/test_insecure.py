@@ -29,7 +29,7 @@ def test_without_keys_on_this_machine_it_gives_the_numbers_of_a_simulation(proce
     assert all(processes.finish(process) == 0 for process in sites.values()), processes.logs()
     models = ["mlp:1x16", "mlp:2x16", problem.own]
     training = pf.Training(epochs=1, batch_size=8, lr=0.05)
-    alone = pf.run("fedproto", problem.clients(), models, rounds=2, feature_dim=8, training=training)
+    alone = pf.run("fedproto", problem.clients(), models, rounds=2, feature_dim=8, training=training, engine="threads")
     assert [line["accuracy"]["per_client"] for line in processes.history()] == [
         line["accuracy"]["per_client"] for line in alone.history
     ]

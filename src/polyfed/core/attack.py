@@ -186,4 +186,5 @@ def alie_z(clients: int, bad: int) -> float:
 
 def honest_infos(infos: Mapping[int, ClientInfo], bad: frozenset[int]) -> list[int]:
     """Return the clients that count in an accuracy."""
-    return [client for client in sorted(infos) if client not in bad]
+    everybody = sorted(infos)
+    return [client for client in everybody if client not in bad] if bad else everybody

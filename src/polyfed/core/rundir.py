@@ -91,7 +91,7 @@ class RunDirectory:
 
     def rewrite_config(self, config: Mapping[str, Any]) -> None:
         """Replace the configuration of a run that goes on with more rounds."""
-        write_json(self.path / "config.json", {"format": FORMAT, **config})
+        write_json(self.path / "config.json", {**RunDirectory.read_config(self.path), **config})
 
     def close(self) -> None:
         """Let others use the directory."""

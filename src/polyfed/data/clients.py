@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from polyfed.core.task import CLASSIFICATION, Task, as_task, check_score
 from polyfed.data.dataset import Dataset, build, plural
 from polyfed.data.dealing import is_number
 from polyfed.data.form import Form
+from polyfed.data.lazy import Made, Make, made
 from polyfed.data.owntest import is_list_of_parts, joined, own_apart, own_share, read_own, read_part
 from polyfed.data.public import Public, make_public
 from polyfed.data.targets import evenly, groups
@@ -86,7 +87,7 @@ class Clients:
 
     def label_counts(self) -> np.ndarray:
         """Return how many training samples of each class (or label) each client has, [clients, classes]."""
-        if self.task.name == "regression":
+        if self.task.name == "regression" or isinstance(self.train[0], Made):  # looking would make all of them
             return np.zeros((len(self), 0), dtype=np.int64)
         return np.array([samples.label_counts(self.num_classes) for samples in self.train])
 
@@ -218,6 +219,49 @@ class Clients:
         recipe = {"data": {"source": None}, "clients": len(read), "seed": seed, "repeatable": False}
         share = 0.0 if own else own_share(own_test)
         return assemble(data, indices, seed, validation, make_public(data, public, seed), recipe, share, apart)
+
+    @classmethod
+    def from_function(
+        cls,
+        make: Make,
+        clients: int,
+        samples: int | Callable[[int], int],
+        *,
+        test: Any,
+        num_classes: int,
+        name: str = "own data",
+        keep: int = 1024,
+    ) -> Clients:
+        """Register any number of clients whose data is made when they are active.
+
+        Parameters
+        ----------
+        make
+            Called with a client's number; returns its part as in `from_parts`, always the same for the same number.
+            Labels are class numbers. Values are not brought to mean 0 and deviation 1: nobody has seen all of them.
+        clients, samples
+            How many clients, and how many samples each has: a number, or a function of the client's number.
+        test, num_classes, name
+            As in `from_parts`.
+        keep
+            So many clients' data is kept after they were active; more of it is made again.
+
+        Raises
+        ------
+        InputError
+            If a client has no samples; and during a run, if one is made in another form than client 0.
+        """
+        first = cls.from_parts([make(0)], test=test, num_classes=num_classes, name=name, normalize=False)
+        lengths = [samples] * clients if isinstance(samples, int) else [samples(client) for client in range(clients)]
+        digest = hashlib.sha256(f"{first.fingerprint}|{clients}".encode())
+        digest.update(np.asarray(lengths, dtype=np.int64).tobytes())
+        return replace(
+            first,
+            train=made(make, first.train[0], lengths, keep),
+            validation=(None,) * clients,
+            fingerprint=digest.hexdigest(),
+            recipe={**first.recipe, "clients": clients},
+        )
 
 
 def assemble(

@@ -22,6 +22,7 @@ from polyfed.core.message import Message
 from polyfed.core.method import Replies, Step
 from polyfed.core.party import Blueprint, Context
 from polyfed.engines.batched import Batched, Job
+from polyfed.engines.work import STACK, WHOLE
 
 if TYPE_CHECKING:
     from polyfed.engines.inprocess import InProcess
@@ -58,10 +59,19 @@ class Auto(Batched):
 
     def works_whole(self, step: Step, blueprint: Blueprint) -> bool:
         """Let every client work whole whose network is no perceptron."""
+        return super().works_whole(step, blueprint) or not self.stacks(blueprint)
+
+    def stacks(self, blueprint: Blueprint) -> bool:
+        """Tell what the rule says about an architecture."""
         if blueprint.name not in self.stacked:
             assert blueprint.build is not None
-            self.stacked[blueprint.name] = is_perceptron(blueprint.build())
-        return super().works_whole(step, blueprint) or not self.stacked[blueprint.name]
+            alone = blueprint.random or "learner" in blueprint.properties
+            self.stacked[blueprint.name] = not alone and is_perceptron(blueprint.build())
+        return self.stacked[blueprint.name]
+
+    def groups(self, blueprints: Mapping[str, Blueprint]) -> dict[str, str]:
+        """Return how clients of each architecture work: as a stack, or whole."""
+        return {name: STACK if self.stacks(blueprint) else WHOLE for name, blueprint in sorted(blueprints.items())}
 
     def by_stages(self, backend: InProcess, step: Step, messages: Mapping[int, Message], ctx: Context) -> Replies:
         """Let all clients work from stage to stage; what an earlier run had trained already is told."""

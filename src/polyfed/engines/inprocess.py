@@ -1,7 +1,7 @@
 """All clients in this process: they rest as rows of numbers and are active only while they work.
 
 How the active ones work is the engine's business: one after the other (`sequential`), whole clients on several threads
-(`threads`), stacked clients (`batched`), or whatever turns out fastest (`auto`).
+(`threads`), stacked clients (`batched`), or by a rule for each architecture (`auto`).
 """
 
 from __future__ import annotations
@@ -100,6 +100,12 @@ class InProcess:
         self.spent: dict[tuple[str, int], float] = {}  # seconds of a client's last work in a step
         self.measured: dict[tuple[int, str], tuple[int, Measure]] = {}
         self.initial: dict[Any, Measure] = {}  # of clients that were never active and have nothing of their own
+
+    def groups(self) -> dict[str, str]:
+        """Return how clients of each architecture work where the engine chooses: as a `stack`, or `whole`."""
+        from polyfed.engines.auto import Auto
+
+        return self.engine.groups(self.blueprints) if isinstance(self.engine, Auto) else {}
 
     # --- the interface of core/backend.py ---
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -13,6 +13,8 @@ from polyfed.core.runner import run_stage
 from polyfed.core.stage import Stage, Trained
 
 Run = Callable[[Stage, Party, Context, str], Trained]
+
+STACK, WHOLE = "stack", "whole"  # how clients of an architecture work, as `config.json` says it
 
 
 def receive(method: Method, party: Party, message: Message, step: Step, ctx: Context) -> None:
@@ -37,3 +39,16 @@ def drive(method: Method, party: Party, step: Step, ctx: Context, run: Run = run
             stage = work.send(trained)
     except StopIteration as finished:
         return finished.value or Message(), trained.loss
+
+
+def in_words(groups: Mapping[str, str]) -> str:
+    """Return how clients of each architecture work, for people.
+
+    Examples
+    --------
+    >>> in_words({"cnn:4-8": "whole", "mlp:1x8": "stack", "mlp:2x8": "stack"})
+    'mlp:1x8, mlp:2x8 as stacks; cnn:4-8 as whole clients on threads'
+    """
+    ways = {STACK: "as stacks", WHOLE: "as whole clients on threads"}
+    named = {way: ", ".join(name for name, found in groups.items() if found == way) for way in ways}
+    return "; ".join(f"{named[way]} {words}" for way, words in ways.items() if named[way])

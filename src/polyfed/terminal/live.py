@@ -70,6 +70,7 @@ class View:
         self.latest: dict[str, Any] = {}
         self.bytes = [0, 0]
         self.stopper = stopper
+        self.work = ""  # how its clients do it
 
     def add(self, line: dict[str, Any]) -> None:
         """Take in the line of a finished round."""
@@ -122,6 +123,8 @@ class View:
             if "personal" in self.latest:
                 shown += f"  own test data {percent(self.latest['personal']['mean'])} %"
             grid.add_row("clients", Text(shown))  # names of sites are no markup
+        if self.work:
+            grid.add_row("engine", Text(self.work))
         grid.add_row("bytes", f"sent {amount(self.bytes[0])}  received {amount(self.bytes[1])}")
         yield grid
 
@@ -196,6 +199,13 @@ class LiveProgress:
         """Stop redrawing; the last state stays on the screen."""
         if self.board is not None:
             self.board.remove(self.view)
+
+    def begin(self, words: str) -> None:
+        """Say how the clients of this run work."""
+        if self.board is None:
+            self.plain.begin(words)
+        else:
+            self.view.work = words
 
     def __call__(self, line: dict[str, Any]) -> None:
         """Show a finished round."""

@@ -99,6 +99,10 @@ class PlainProgress:
         self.place = place
         self.time = RemainingTime(rounds)
 
+    def begin(self, words: str) -> None:
+        """Say how the clients of this run work."""
+        say(self.console, f"{self.label:<12}  {words}")
+
     def __call__(self, line: dict[str, Any]) -> None:
         """Print the line of a finished round."""
         self.time.add(line)

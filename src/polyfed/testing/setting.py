@@ -61,7 +61,8 @@ class Setting:
             participation=participation,
             feature_dim=self.feature_dim,
             checkpoint_seconds=0.0,
-            **{"progress": False, **more},
+            # Whole clients: a method whose idea is switched off then is its base method, to the bit.
+            **{"progress": False, "engine": "threads", **more},
         )
 
     @cached_property

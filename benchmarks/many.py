@@ -1,0 +1,122 @@
+"""What registered clients cost that are not active, and many rounds: `python -m benchmarks.many [--save]`.
+
+FedAvg on a perceptron, 1,000 active clients a round, 10^3 to 10^6 registered ones whose data a function makes. Each
+number of clients has a process of its own. Then 1,000 rounds of a small run with a directory: its first and its last
+hundred. Processor seconds and peak memory: they hold on a busy machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+import polyfed as pf
+from benchmarks.run import RESULTS, machine
+from polyfed.api import prepare
+from polyfed.core.cost import peak_memory
+from polyfed.core.settings import Evaluation, Execution, Participation, Settings, Training
+
+ACTIVE, SAMPLES, ROUNDS = 1000, 20, 5
+NUMBERS = (1_000, 10_000, 100_000, 1_000_000)
+
+
+def samples_of(client: int) -> tuple[np.ndarray, np.ndarray]:
+    """Make the images of a client."""
+    rng = np.random.default_rng(client)
+    return rng.integers(0, 256, (SAMPLES, 28, 28)).astype(np.uint8), rng.integers(0, 10, SAMPLES)
+
+
+def run(clients: int) -> dict[str, Any]:
+    """Start, run a few rounds, and say what it took."""
+    before = peak_memory()
+    begin = time.process_time()
+    data = pf.Clients.from_function(samples_of, clients, SAMPLES, test=samples_of(-1 % 2**31), num_classes=10)
+    settings = Settings(
+        ROUNDS,
+        0,
+        Training(batch_size=10),
+        Participation(min(1.0, ACTIVE / clients)),
+        Evaluation(1, clients=100),
+        Execution(workers=1),
+    )
+    federation = prepare(pf.methods.make("fedavg", {}), data, ["mlp:1x32"], settings)
+    start = time.process_time() - begin
+    moments = [time.process_time()]
+    federation.observers.append(lambda line: moments.append(time.process_time()))
+    federation.run()
+    rounds = [after - earlier for earlier, after in pairwise(moments)]
+    return {
+        "clients": clients,
+        "start_seconds": round(start, 3),
+        "first_round_seconds": round(rounds[0], 3),
+        "round_seconds": round(median(rounds[1:-1]), 3),
+        "last_round_seconds": round(rounds[-1], 3),  # all clients are measured
+        "peak_gigabytes": round(peak_memory() / 1e9, 3),
+        "before_gigabytes": round(before / 1e9, 3),
+    }
+
+
+def long_run(rounds: int = 1000) -> dict[str, Any]:
+    """Run many rounds; return what a round takes at the beginning and at the end, and the memory."""
+    moments, memory = [time.process_time()], []
+
+    def note(line: dict[str, Any]) -> None:
+        moments.append(time.process_time())
+        memory.append(resident())
+
+    with tempfile.TemporaryDirectory() as folder:
+        clients = pf.split("digits", clients=10)
+        pf.run("fedavg", clients, "mlp:1x32", rounds, out=Path(folder) / "run", observers=[note], workers=1)
+    seconds = [after - earlier for earlier, after in pairwise(moments)]
+    return {
+        "rounds": rounds,
+        "early_round_seconds": round(median(seconds[10:110]), 4),
+        "late_round_seconds": round(median(seconds[-101:-1]), 4),
+        "early_gigabytes": round(memory[109] / 1e9, 4),
+        "late_gigabytes": round(memory[-2] / 1e9, 4),
+    }
+
+
+def resident() -> int:
+    """Return the bytes of memory that this process holds now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def main() -> None:
+    """Measure each number of clients in a process of its own."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--save", action="store_true")
+    parser.add_argument("--clients", type=int, help="only so many, in this process")
+    parser.add_argument("--rounds", type=int, help="only so many rounds of the small run, in this process")
+    arguments = parser.parse_args()
+    if arguments.clients:
+        print(json.dumps(run(arguments.clients)))
+        return
+    if arguments.rounds:
+        print(json.dumps(long_run(arguments.rounds)))
+        return
+    lines = []
+    for number in NUMBERS:
+        command = [sys.executable, "-m", "benchmarks.many", "--clients", str(number)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        lines.append(json.loads(done.stdout.splitlines()[-1]))
+        print(lines[-1], flush=True)
+        if arguments.save:
+            Path(RESULTS / "many.json").write_text(
+                json.dumps({"machine": machine(), "clients": lines}, indent=1) + "\n"
+            )
+
+
+if __name__ == "__main__":
+    main()
