@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -203,3 +204,54 @@ def test_models_of_a_run_with_feature_dim_can_be_fused(tmp_path):
     x = clients.test.inputs()
     with torch.no_grad():
         assert torch.allclose(load_fused(tmp_path / "fused")(x), fused.eval()(x))
+
+
+def test_values_and_labels_are_predicted_in_words_and_units(tmp_path):
+    x = np.random.default_rng(0).normal(size=(120, 4)).astype(np.float32)
+    pressure = 120 + 10 * x[:, 0]
+    clients = pf.split(pf.load((x, pressure), task="regression"), clients=2)
+    result = pf.run("local", clients, "mlp:1x16", rounds=2, out=tmp_path / "values")
+    model = load_model(tmp_path / "values", 0)
+    outputs = result.task.predictions(result.models[0](model.inputs(x[:5])))
+    assert model.predict(x[:5]) == pytest.approx(outputs[:, 0].tolist()) and abs(np.mean(model.predict(x)) - 120) < 20
+    with pytest.raises(InputError, match="predicts values, not probabilities"):
+        model.probabilities(x)
+    labels = (x[:, :3] > 0).astype(int)
+    clients = pf.split(pf.load((x, labels), task="multilabel", class_names=["a", "b", "c"]), clients=2)
+    pf.run("local", clients, "mlp:1x16", rounds=1, out=tmp_path / "labels")
+    model = load_model(tmp_path / "labels", 0)
+    told = model.predict(x[:6])
+    assert told == [[n for n, p in zip("abc", row, strict=True) if p > 0.5] for row in model.probabilities(x[:6])]
+
+
+def test_a_tokenizer_that_was_given_is_given_again(tmp_path):
+    def letters(text):
+        return [1 + ord(letter) - ord("a") for letter in text if letter.isalpha()]
+
+    texts = ["aab", "bba", "aaa", "bbb"] * 10
+    data = pf.load((texts, ["x", "y"] * 20), tokenizer=letters)
+    pf.run("local", pf.split(data, clients=2), "lstm:1x8", rounds=1, out=tmp_path / "run")
+    with pytest.raises(InputError, match="pass it again"):
+        load_model(tmp_path / "run", 0).predict(["ab"])
+    assert load_model(tmp_path / "run", 0, tokenizer=letters).predict(["ab"])[0] in ("x", "y")
+
+
+def test_a_file_of_a_run_is_a_model_by_itself_and_predicts_on_the_command_line(hospitals, tmp_path):
+    from typer.testing import CliRunner
+
+    from polyfed.cli import app
+
+    folder = hospitals[0]
+    file = tmp_path / "north.safetensors"
+    file.write_bytes((folder / "run" / "models" / "client-0.safetensors").read_bytes())
+    alone, of_run = load_model(file), load_model(folder / "run", client=0)
+    rows = pandas.read_csv(folder / "patients.csv")[:9]
+    rows.to_csv(tmp_path / "new.csv", index=False)
+    assert alone.predict(rows) == of_run.predict(rows) and alone.about["name"] == "north"
+    done = CliRunner().invoke(app, ["predict", str(file), str(tmp_path / "new.csv"), "--out", str(tmp_path / "p.csv")])
+    assert done.exit_code == 0, done.output
+    written = pandas.read_csv(tmp_path / "p.csv")
+    assert written["prediction"].tolist() == of_run.predict(rows)
+    assert np.allclose(written[list(alone.class_names)], alone.probabilities(rows))
+    with pytest.raises(InputError, match="needs a client to be named"):
+        load_model(folder / "run")

@@ -365,7 +365,7 @@ def prolonged(out: str | Path, config: Config, rounds: int) -> Config:
     config = replace(config, rounds=rounds)
     directory = RunDirectory.open(Path(out))
     try:
-        directory.rewrite_config(config.dump())
+        directory.rewrite_config({**RunDirectory.read_config(Path(out)), **config.dump()})  # sites stay in it
     finally:
         directory.close()
     return config

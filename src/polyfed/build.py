@@ -287,6 +287,8 @@ def pool(infos: Sequence[ClientInfo], data: Sequence[PartyData]) -> tuple[list[C
 def union(parts: Sequence[Samples]) -> Samples:
     """Return all samples of several views, each row once."""
     first = parts[0]
+    if any(part.scaling != first.scaling for part in parts):  # each client scales by itself
+        return Samples(torch.cat([part.inputs() for part in parts]), torch.cat([part.labels() for part in parts]))
     if all(part.x is first.x for part in parts):
         rows = torch.cat([part.index if part.index is not None else torch.arange(len(part.x)) for part in parts])
         return Samples(first.x, first.y, torch.unique(rows), first.scaling)

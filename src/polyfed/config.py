@@ -66,6 +66,8 @@ class Data:
         What is to be learned: classification (as by default), multilabel (rows of zeros and ones) or regression.
     own_test
         Share of each client's rows kept apart as its own test data, beside the common test set.
+    scaling
+        Whose training rows scale the inputs: those of all clients together, or each client's own.
     split_seed, limit_seed
         Seeds of the split and of `limit` (none: the run's seed).
     """
@@ -94,6 +96,7 @@ class Data:
     limit_seed: int | None = None
     task: Literal["classification", "multilabel", "regression"] | None = setting(None)
     own_test: PartShare = setting(0.0)
+    scaling: Literal["together", "own"] = "together"
 
     def __post_init__(self) -> None:
         for name in ("inputs", "columns", "drop", "class_names"):  # --columns a,b on the command line
@@ -112,9 +115,8 @@ class Data:
             return made  # divided already
         whole = self.whole(seed)
         by = seed if self.split_seed is None else self.split_seed
-        return split(
-            whole, self.clients, self.partition, by, self.validation, self.public, self.min_size, self.own_test or None
-        )
+        how = (self.clients, self.partition, by, self.validation, self.public, self.min_size, self.own_test or None)
+        return split(whole, *how, scaling=self.scaling)
 
     def whole(self, seed: int, **more: Any) -> Dataset:
         """Load the data without splitting it; `more` are further arguments of `load`."""
@@ -154,6 +156,7 @@ class Data:
             split_seed=None if recipe.get("seed", seed) == seed else recipe["seed"],
             limit_seed=None if limit_seed == seed else limit_seed,
             own_test=recipe.get("test") or 0.0,
+            scaling=recipe.get("scaling", "together"),
             **{**({"task": clients.task.name} if clients.task.name != "classification" else {}), **loaded},
         )
 

@@ -55,10 +55,11 @@ def describe_use(
     dealt = [models[number % len(models)] for number in range(len(clients))]
     if pooled:  # one model for each architecture
         dealt = list({label_of(model): model for model in reversed(dealt)}.values())[::-1]
-    first, each = clients.train[0].scaling, [samples.scaling for samples in clients.train]
-    own = {"scalings": [asdict(scaling) for scaling in each]} if any(scaling != first for scaling in each) else {}
+    apart = clients.recipe.get("scaling") == "own"  # asked first: clients may be made when somebody looks at them
+    own = {"scalings": [asdict(samples.scaling) for samples in clients.train]} if apart else {}
+    scaling = clients.train[0].scaling
     return {
-        **describe_inputs(clients.input_shape, clients.form, first, clients.class_names, clients.task),
+        **describe_inputs(clients.input_shape, clients.form, scaling, clients.class_names, clients.task),
         **own,
         "outputs": outputs,
         "models": [name_of(model) for model in dealt],

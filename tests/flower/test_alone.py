@@ -181,3 +181,23 @@ def test_a_site_that_begins_from_a_checkpoint_sends_its_weights_instead_of_a_nam
         "north", {"name": "north", **head}, blob, method, head_of("fedavg", 0)["run"], 1 << 20
     )
     assert head["model"] is None and all((tensor == 1).all() for tensor in blueprint.initial.values())
+
+
+def test_a_site_that_got_a_key_later_takes_part_when_the_federation_goes_on(tmp_path):
+    from polyfed.api import prolonged
+    from polyfed.config import Config, read_config
+    from polyfed.core.rundir import RunDirectory
+    from polyfed.flower.serve import start_directory
+
+    config = Config(make("fedavg"), "fedavg", 3)
+    directory, run = start_directory(config, tmp_path / "run", ["north", "south"], resume=False)
+    directory.close()
+    longer = prolonged(tmp_path / "run", read_config(tmp_path / "run"), 5)
+    directory, again = start_directory(longer, tmp_path / "run", ["north", "south", "west"], resume=True)
+    directory.close()
+    kept = RunDirectory.read_config(tmp_path / "run")
+    assert kept["sites"] == ["north", "south", "west"] and kept["rounds"] == 5 == again["rounds"]
+    assert kept["federation"] == run["federation"] == again["federation"]
+    for others in (["south", "north", "west"], ["north"]):
+        with pytest.raises(RunDirectoryError, match="holds a federation of other sites"):
+            start_directory(longer, tmp_path / "run", others, resume=True)

@@ -198,12 +198,15 @@ def _tell_missing(say: Callable[[str], None], line: dict[str, Any]) -> None:
 
 def _config(given: dict[str, Any], told: dict[str, str | None]) -> Config:
     """Return the configuration from the options, or that of the run that is resumed."""
+    from polyfed.api import prolonged
     from polyfed.config import read_config
     from polyfed.core.settings import Execution
-    from polyfed.experiment import read_experiment
+    from polyfed.experiment import parse_value, read_experiment
 
     if given["resume"]:
-        return read_config(given["out"])
+        config = read_config(given["out"])
+        rounds = parse_value(told["rounds"]) if told.get("rounds") else config.rounds
+        return config if rounds == config.rounds else prolonged(given["out"], config, rounds)
     asked = read_experiment(None, {"method": given["method"], **told}, given["set_"] or ())
     config = asked.config()
     _refuse_what_sites_decide(config)

@@ -40,7 +40,7 @@ def keys_add(
     directory: Annotated[Path, typer.Argument(help="The server's folder of keys.")],
     site: Annotated[str, typer.Option(help="Name of the new site.")],
 ) -> None:
-    """Make a key pair for a further site; it takes part in federations that are started afterwards."""
+    """Make a key pair for a further site; it takes part in federations that are started or resumed afterwards."""
     with sentences():
         require_flower()
         from polyfed.flower.enroll import add_site

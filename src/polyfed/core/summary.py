@@ -73,4 +73,8 @@ def _gained(
     known = dict(zip(on["clients"], on["per_client"], strict=True))
     values = [known.get(client) for client in range(clients)]
     pairs = zip(together, values, strict=True)
-    return {"alone": values, "gain": [None if a is None or b is None else a - b for a, b in pairs]}
+    found = {"alone": values, "gain": [None if a is None or b is None else a - b for a, b in pairs]}
+    for name, one in (on.get("metrics") or {}).items():
+        known = dict(zip(on["clients"], one["per_client"], strict=True))
+        found[f"alone {name}"] = [known.get(client) for client in range(clients)]
+    return found

@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from polyfed.core.errors import InputError
+from polyfed.core.errors import InputError, unknown
 from polyfed.core.rng import numpy_generator
 from polyfed.core.samples import Samples
 from polyfed.core.shape import InputShape
 from polyfed.core.task import CLASSIFICATION, Task, as_task, check_score
-from polyfed.data.dataset import Dataset, build, plural
+from polyfed.data.dataset import Dataset, build, measure, plural
 from polyfed.data.dealing import is_number
 from polyfed.data.form import Form
 from polyfed.data.lazy import Made, Make, made
-from polyfed.data.owntest import is_list_of_parts, joined, own_apart, own_share, read_own, read_part
+from polyfed.data.owntest import (
+    OWN,
+    by_name,
+    held_out,
+    is_list_of_parts,
+    joined,
+    own_apart,
+    own_share,
+    read_own,
+    read_part,
+)
 from polyfed.data.public import Public, make_public
+from polyfed.data.tables import Part
 from polyfed.data.targets import evenly, groups
 from polyfed.data.together import check_divisors, check_kinds, check_widths, join_names, one_form
+
+TOGETHER = "together"
+SCALINGS = (TOGETHER, "own")  # whose training rows scale the inputs
 
 
 @dataclass(frozen=True)
@@ -129,9 +143,13 @@ class Clients:
     @classmethod
     def from_parts(
         cls,
-        parts: Sequence[Any],
+        parts: Sequence[Any] | Mapping[str, Any],
         *,
         test: Any,
+        label: str | None = None,
+        columns: Sequence[str] = (),
+        drop: Sequence[str] = (),
+        kind: str | None = None,
         num_classes: int | None = None,
         name: str = "own data",
         class_names: Sequence[str] | None = None,
@@ -141,16 +159,21 @@ class Clients:
         normalize: bool = True,
         own_test: float | str | Sequence[Any] | None = None,
         task: Task | str | None = None,
+        scaling: str = TOGETHER,
     ) -> Clients:
         """Make clients of data that is separate already.
 
         Parameters
         ----------
         parts
-            One entry per client: a pair of arrays `(inputs, labels)`, a torch Dataset, `Samples` or a `Dataset`.
+            One entry per client, by its name or in a list: a CSV or parquet file, a data frame, a pair of arrays
+            `(inputs, labels)`, a torch Dataset, `Samples` or a `Dataset`.
         test
-            The common test set, of the same kind. A list of parts, one for each client (or None), is own test data; the
-            common test set is then all of it.
+            The common test set, of the same kind. A list of parts, one for each client (or None), or such parts by the
+            clients' names, is own test data, and so is a share of each client's rows (`"own"`: a fifth); the common
+            test set is then all of it.
+        label, columns, drop, kind
+            As in `load`, for all parts.
         num_classes, class_names
             The classes, where they are not just the labels that occur at the clients. Parts with names of their own
             (a `Dataset`) are joined by name.
@@ -163,12 +186,16 @@ class Clients:
             share of its rows (`"own"`: a fifth).
         task
             What is to be learned, as in `load`.
+        scaling
+            As in `split`.
 
         Raises
         ------
         InputError
             If there are no parts, a client has no data, or samples of different shapes.
         """
+        names = tuple(map(str, parts)) if isinstance(parts, Mapping) else ()
+        parts = list(parts.values()) if isinstance(parts, Mapping) else parts
         if parts is not None and (not isinstance(parts, Sequence) or isinstance(parts, str | bytes)):
             raise InputError(
                 f"Clients cannot be made of parts of type {type(parts).__name__}: give a list, a part each."
@@ -177,14 +204,21 @@ class Clients:
             raise InputError("There are no clients: give at least one part.")
         if isinstance(public, int | float) or (isinstance(public, str) and public.replace(".", "", 1).isdigit()):
             raise InputError("Separate parts have no common rows to hold out: give public as a name or as data.")
-        read = [read_part("client 0", parts[0])]
-        read += [read_part(f"client {client}", part, read[0]) for client, part in enumerate(parts) if client]
-        if is_list_of_parts(test, len(parts)):
+        how = {"label": label, "columns": list(columns), "drop": list(drop), "kind": kind}
+        read = [read_part("client 0", parts[0], None, how)]
+        read += [read_part(f"client {client}", part, read[0], how) for client, part in enumerate(parts) if client]
+        test, own_test = by_name(test, names), by_name(own_test, names)
+        own: list[Part | None] = []
+        if is_number(test) or (isinstance(test, str) and test == OWN):
+            read, own = held_out(read, own_share(test), seed)
+            test = None
+        elif is_list_of_parts(test, len(parts)):
             test, own_test = None, test
-        own = read_own(own_test, read) if isinstance(own_test, Sequence) and not isinstance(own_test, str) else []
+        if isinstance(own_test, Sequence) and not isinstance(own_test, str):
+            own = read_own(own_test, read, how)
         if test is None and not any(own):
             raise InputError("There is no test set: give test=... for all clients together, or a list, one for each.")
-        held = joined([read_part("the test set", test, read[0])] if test is not None else [], own)
+        held = joined([read_part("the test set", test, read[0], how)] if test is not None else [], own)
         read, held, form, notes = one_form(read, held)
         for client, part in enumerate(read):
             if part.tensor.shape[1:] != read[0].tensor.shape[1:] or part.tensor.dtype != read[0].tensor.dtype:
@@ -218,7 +252,8 @@ class Clients:
         indices = np.split(np.arange(ends[-1]), ends[:-1])
         recipe = {"data": {"source": None}, "clients": len(read), "seed": seed, "repeatable": False}
         share = 0.0 if own else own_share(own_test)
-        return assemble(data, indices, seed, validation, make_public(data, public, seed), recipe, share, apart)
+        shared = make_public(data, public, seed)
+        return scaled(assemble(data, indices, seed, validation, shared, recipe, share, apart, names), scaling)
 
     @classmethod
     def from_function(
@@ -262,6 +297,45 @@ class Clients:
             fingerprint=digest.hexdigest(),
             recipe={**first.recipe, "clients": clients},
         )
+
+
+def scaled(clients: Clients, scaling: str) -> Clients:
+    """Scale all clients together, or each by its own training rows, as sites do that agree on nothing.
+
+    The common test set is then everybody's own test data, each part in the scale of its client.
+
+    Raises
+    ------
+    InputError
+        Where a common set would be in nobody's scale.
+    """
+    if scaling not in SCALINGS:
+        raise unknown("scaling", str(scaling), SCALINGS)
+    if scaling == TOGETHER:
+        return clients
+    if not clients.own_test or clients.public is not None:
+        raise InputError(
+            "scaling='own' needs test='own' (or a test set for each client) and no public data: what all clients have "
+            "in common would be in the scale of none of them."
+        )
+    each = [measure(part.x[part.rows()], part.scaling.divisor, clients.form) for part in clients.train]
+
+    def in_own(parts: Sequence[Samples | None]) -> tuple[Samples | None, ...]:
+        return tuple(None if part is None else replace(part, scaling=each[n]) for n, part in enumerate(parts))
+
+    own = in_own(clients.own_test)
+    tested = [part for part in own if part is not None]
+    digest = hashlib.sha256(f"{clients.fingerprint}|own scaling".encode()).hexdigest()
+    return replace(
+        clients,
+        train=tuple(replace(part, scaling=each[client]) for client, part in enumerate(clients.train)),
+        validation=in_own(clients.validation),
+        own_test=own,
+        test=Samples(torch.cat([part.inputs() for part in tested]), torch.cat([part.labels() for part in tested])),
+        fingerprint=digest,
+        recipe={**clients.recipe, "scaling": scaling},
+        notes=(*clients.notes, "each client scales by its own training rows"),
+    )
 
 
 def assemble(

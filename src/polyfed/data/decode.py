@@ -23,10 +23,13 @@ CHANNELS = (1, 3)
 LUMINANCE = (0.299, 0.587, 0.114)  # the weights that PIL uses for grey
 
 
-def decode_images(blobs: Sequence[bytes | Path], what: str, resize: tuple[int, int] | None = None) -> Tensor:
+def decode_images(
+    blobs: Sequence[bytes | Path], what: str, resize: tuple[int, int] | None = None, notes: list[str] | None = None
+) -> Tensor:
     """Decode encoded images (bytes or files) into one uint8 tensor NCHW.
 
-    A set with both grey and colour images becomes RGB. Images are resized only when `resize` is given.
+    A set with both grey and colour images becomes RGB, which `notes` says. Images are resized only when `resize` is
+    given.
 
     Raises
     ------
@@ -42,17 +45,41 @@ def decode_images(blobs: Sequence[bytes | Path], what: str, resize: tuple[int, i
     else:
         with ThreadPoolExecutor(workers) as pool:
             pieces = list(pool.map(lambda item: _decode_chunk(item[0], item[1], what, resize), chunks))
-    images = [image for piece in pieces for image in piece]
-    sizes = Counter(image.shape[:2] for image in images)
+    return stack_images([image for piece in pieces for image in piece], what, resize, notes)
+
+
+def stack_images(
+    images: Sequence[np.ndarray], what: str, resize: tuple[int, int] | None = None, notes: list[str] | None = None
+) -> Tensor:
+    """Put images [H, W], [H, W, 3] or [channels, H, W] together as NCHW: grey and colour together are colour.
+
+    Raises
+    ------
+    InputError
+        If they have different sizes and nobody said to which one to bring them.
+    """
+    placed = []
+    for row, image in enumerate(images):
+        if image.ndim not in (2, 3):
+            raise InputError(f"Image {row} of {what} has shape {image.shape}: give height and width, and channels.")
+        last = image.ndim == 3 and image.shape[2] in CHANNELS and image.shape[0] not in CHANNELS
+        placed.append(image[None] if image.ndim == 2 else image.transpose(2, 0, 1) if last else image)
+    grey = sum(image.shape[0] == 1 for image in placed)
+    if {image.shape[0] for image in placed} == set(CHANNELS):
+        placed = [np.repeat(image, 3, axis=0) if image.shape[0] == 1 else image for image in placed]
+        if notes is not None:
+            notes.append(f"{grey} grey images of {what} are beside {len(placed) - grey} in colour: all are colour")
+    channels = sorted({image.shape[0] for image in placed})
+    if len(channels) > 1:
+        raise InputError(f"{what} has images of {' and '.join(map(str, channels))} channels: bring them to one number.")
+    sizes = Counter(image.shape[1:] for image in placed)
+    if resize is not None and set(sizes) != {tuple(resize)}:
+        each = [resize_images(torch.from_numpy(np.ascontiguousarray(image))[None], resize) for image in placed]
+        return torch.cat(each)
     if len(sizes) > 1:
         common = ", ".join(f"{h}x{w} ({count} images)" for (h, w), count in sizes.most_common(3))
         raise InputError(f"{what} has images of {len(sizes)} different sizes, {common}: pass resize=(height, width).")
-    if len({image.ndim for image in images}) > 1:
-        images = [np.repeat(image[:, :, None], 3, axis=2) if image.ndim == 2 else image for image in images]
-    stacked = np.stack(images)
-    if stacked.ndim == 3:
-        return torch.from_numpy(stacked).unsqueeze(1)
-    return torch.from_numpy(np.ascontiguousarray(stacked.transpose(0, 3, 1, 2)))
+    return torch.from_numpy(np.stack(placed))
 
 
 def image_to_array(image: Any, resize: tuple[int, int] | None = None) -> np.ndarray:

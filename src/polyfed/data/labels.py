@@ -149,6 +149,9 @@ def _whole_numbers(what: str, labels: np.ndarray) -> np.ndarray:
         wrong = ~np.isfinite(labels) | (labels != np.floor(labels))
         if wrong.any():
             row = int(wrong.argmax())
+            if np.isnan(labels[row]):
+                number = int(np.isnan(labels).sum())
+                raise InputError(f"Row {row} of {what} has no label ({number} such rows): remove these rows.")
             raise InputError(
                 f"Label {labels[row]} in row {row} of {what} is not a class number: give whole numbers, or "
                 "say task='regression' if values are to be predicted."

@@ -13,11 +13,12 @@ from torch import Tensor
 from polyfed.core.errors import InputError
 from polyfed.core.samples import Samples
 from polyfed.data.dataset import Dataset
-from polyfed.data.decode import as_inputs, image_to_array
+from polyfed.data.decode import as_inputs, image_to_array, stack_images
 from polyfed.data.form import Raw
 from polyfed.data.labels import label_array
 from polyfed.data.tables import IMAGES, LABELS, TEXTS, TOKENS, Part, convert, table_of, table_of_frame
 
+MASK = "attention_mask"  # beside token ids: which of them are no padding
 TABLE_OPTIONS = ("inputs", "label", "columns", "drop", "resize", "kind")
 
 
@@ -52,8 +53,13 @@ def part_of(source: Any, options: Mapping[str, Any] | None = None, what: str = "
         if _are_texts(source[0]):
             texts = np.array([str(text or "") for text in source[0]], dtype=object)
             return Part(Raw({"text": texts}, "text"), label_array(source[1], what), None, {})
-        x, notes = _inputs(source[0], f"The input array of {what}", options.get("kind"))
-        return Part(x, label_array(source[1], what), None, {}, notes=notes)
+        if _are_pictures(source[0]):
+            said: list[str] = []
+            arrays = [image_to_array(i) if hasattr(i, "convert") else _plain(i) for i in source[0]]
+            x = stack_images(arrays, what, options.get("resize"), said)
+            return Part(x, label_array(source[1], what), None, {}, notes=tuple(said))
+        inputs, notes = _inputs(source[0], f"The input array of {what}", options.get("kind"))
+        return Part(inputs, label_array(source[1], what), None, {}, notes=notes)
     picks = {key: options[key] for key in TABLE_OPTIONS if options.get(key)}
     if hasattr(source, "features") and hasattr(source, "with_format"):
         return convert(table_of(source, what), **picks)
@@ -81,6 +87,17 @@ def _are_texts(values: Any) -> bool:
     return isinstance(values, list | tuple) and any(isinstance(value, str) for value in values)
 
 
+def _are_pictures(values: Any) -> bool:
+    """Tell a list of images, which may be of different sizes, or grey and colour together."""
+    if not isinstance(values, list | tuple) or not len(values):
+        return False
+    if all(hasattr(image, "convert") for image in values):  # of PIL
+        return True
+    shapes = {image.shape for image in values if isinstance(image, np.ndarray | Tensor)}
+    arrays = all(isinstance(image, np.ndarray | Tensor) for image in values)
+    return arrays and len(shapes) > 1 and all(len(shape) in (2, 3) for shape in shapes)
+
+
 def _inputs(values: Any, what: str, kind: str | None) -> tuple[Tensor | Raw, tuple[str, ...]]:
     """Return inputs, and what they were taken for where an array of three dimensions does not say it."""
     if kind == "tokens" and not isinstance(values, np.ndarray | Tensor):  # lists of ids may have different lengths
@@ -98,11 +115,13 @@ def _from_items(source: Any, options: Mapping[str, Any], what: str) -> Part:
     resize = options.get("resize")
     inputs, labels, pictures = [], [], False
     kept: dict[str, list[Any]] = {}
+    tokens = options.get("kind") == "tokens"
     for row in range(len(source)):
         item = source[row]
         if isinstance(item, Mapping):
             if row == 0 and all(_is_value(value) for value in item.values()):
                 return _from_rows(source, options, what)
+            tokens = tokens or (options.get("kind") is None and _is_tokens(item, options))
             item = _pair_of(item, options, row, what, kept)
         if not isinstance(item, tuple | list) or len(item) < 2:
             raise InputError(
@@ -113,11 +132,11 @@ def _from_items(source: Any, options: Mapping[str, Any], what: str) -> Part:
         inputs.append(image_to_array(item[0], resize) if pictures else _plain(item[0]))
         labels.append(_plain(item[1]).tolist())
         old, new = inputs[0].shape, inputs[-1].shape
-        ragged = options.get("kind") == "tokens" or inputs[0].dtype.kind in "iu"
-        if (old[:2] != new[:2]) if pictures else (old != new and not (ragged and len(old) == len(new) == 1)):
+        ragged = tokens or inputs[0].dtype.kind in "iu"
+        flat = len(old) == len(new) == 1
+        if old != new and not (ragged and flat) and not (len(old) in (2, 3) and len(new) in (2, 3)):
             raise InputError(
-                f"Item {row} of {what} has shape {new}, but item 0 has {old}: "
-                "bring all items to one shape (for PIL images: resize=(height, width))."
+                f"Item {row} of {what} has shape {new}, but item 0 has {old}: bring all items to one shape."
             )
     if not inputs:
         raise InputError(f"There are no items in {what}: give at least one sample.")
@@ -129,17 +148,17 @@ def _from_items(source: Any, options: Mapping[str, Any], what: str) -> Part:
             None,
             columns,
         )
-    if not pictures and (len({i.shape for i in inputs}) > 1 or options.get("kind") == "tokens"):
+    shapes = {i.shape for i in inputs}
+    if pictures or (len(shapes) > 1 and all(len(shape) > 1 for shape in shapes)):
+        said: list[str] = []
+        x = stack_images(inputs, what, resize, said)
+        return Part(x, label_array(labels, what), None, columns, notes=tuple(said))
+    if len(shapes) > 1 or tokens:
         ids = np.empty(len(inputs), dtype=object)
         ids[:] = [i.tolist() for i in inputs]
         return Part(Raw({"ids": ids}, "tokens"), label_array(labels, what), None, columns)
-    if pictures and len({image.ndim for image in inputs}) > 1:
-        inputs = [np.repeat(image[:, :, None], 3, axis=2) if image.ndim == 2 else image for image in inputs]
-    stacked = np.stack(inputs)
-    if pictures and stacked.ndim == 4:
-        stacked = stacked.transpose(0, 3, 1, 2)
-    x, notes = _inputs(stacked, f"The input array of {what}", options.get("kind"))
-    return Part(x, label_array(labels, what), None, columns, notes=notes)
+    made, notes = _inputs(np.stack(inputs), f"The input array of {what}", options.get("kind"))
+    return Part(made, label_array(labels, what), None, columns, notes=notes)
 
 
 def _is_value(value: Any) -> bool:
@@ -174,7 +193,31 @@ def _pair_of(
     for name, value in item.items():
         if name not in (label, source) and _is_value(value):
             kept.setdefault(name, []).append(value)
-    return item[source], item[label]  # type: ignore[index]
+    value = item[source]  # type: ignore[index]
+    if MASK in item and source in TOKENS:
+        value = _unmasked(_plain(value), _plain(item[MASK]), row, what)
+    return value, item[label]  # type: ignore[index]
+
+
+def _is_tokens(item: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
+    """Tell whether the input of an item is token ids, by its name."""
+    named = options.get("inputs")
+    found = named if isinstance(named, str) else next((name for name in (*IMAGES, *TOKENS) if name in item), None)
+    return found in TOKENS
+
+
+def _unmasked(ids: np.ndarray, mask: np.ndarray, row: int, what: str) -> np.ndarray:
+    """Return the ids that a mask leaves: padding is added again, as 0."""
+    if ids.shape != mask.shape:
+        raise InputError(
+            f"Item {row} of {what} has {ids.shape[0]} token ids but a mask of {mask.shape[0]}: give one for each."
+        )
+    left: np.ndarray = ids[mask != 0]
+    if (left == 0).any():
+        raise InputError(
+            f"Item {row} of {what} has a token 0 that its mask keeps, but 0 is padding here: add 1 to all token ids."
+        )
+    return left
 
 
 def _plain(values: Any) -> np.ndarray:

@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from polyfed.core.errors import InputError
+from polyfed.core.rng import numpy_generator
 from polyfed.core.samples import Samples
 from polyfed.data.dataset import Dataset, check_part
 from polyfed.data.dealing import is_number
 from polyfed.data.form import Raw
 from polyfed.data.labels import with_names
 from polyfed.data.objects import part_of
-from polyfed.data.tables import Part, same_features
+from polyfed.data.tables import Part, convert, kind_of, read_table, same_features
+from polyfed.data.targets import evenly
 
 OWN = "own"  # how people ask for own test data without saying how much
 OWN_SHARE = 0.2
 
 
-def read_part(what: str, source: Any, first: Part | None = None) -> Part:
+def read_part(what: str, source: Any, first: Part | None = None, options: Mapping[str, Any] | None = None) -> Part:
     """Read one part, so that whatever is wrong with it is said about this one; tables as the first one was read."""
-    part = part_of(source, {"inputs": first.features} if first is not None and first.features else None, what)
+    options = dict(options or {})
+    if first is not None and first.features:
+        options["inputs"] = first.features
+    if first is not None:
+        options["kind"] = kind_of(first, options.get("kind"))
+    if isinstance(source, str | os.PathLike):
+        if not Path(source).expanduser().is_file():
+            raise InputError(f"There is no file {source} for {what}: check the path.")
+        picks = {key: value for key, value in options.items() if value}
+        part = convert(read_table([Path(source).expanduser()]), **picks)
+    else:
+        part = part_of(source, options, what)
     if first is not None:
         same_features(part.features, first.features, what)
     if len(part.inputs) == 0:
@@ -33,13 +48,52 @@ def read_part(what: str, source: Any, first: Part | None = None) -> Part:
     return part
 
 
+def by_name(given: Any, names: Sequence[str]) -> Any:
+    """Return test sets that came by the clients' names in the clients' order; anything else as it is."""
+    if not isinstance(given, Mapping) or not names:
+        return given
+    strange = [name for name in given if name not in names]
+    if strange:
+        raise InputError(f"There is a test set for '{strange[0]}', but the clients are {', '.join(names)}.")
+    return [given.get(name) for name in names]
+
+
 def is_list_of_parts(test: Any, clients: int) -> bool:
     """Tell a list of own test sets from one test set: a list of two arrays is a pair."""
-    kinds = (tuple, Samples, Dataset, type(None))
-    return isinstance(test, list) and len(test) == clients and all(isinstance(part, kinds) for part in test)
+    kinds = (tuple, Samples, Dataset, type(None), str, os.PathLike)
+
+    def is_part(part: Any) -> bool:
+        return isinstance(part, kinds) or hasattr(part, "to_parquet") or hasattr(part, "write_parquet")
+
+    return isinstance(test, list) and len(test) == clients and all(is_part(part) for part in test)
 
 
-def read_own(own_test: Sequence[Any], read: Sequence[Part]) -> list[Part | None]:
+def held_out(read: Sequence[Part], share: float, seed: int) -> tuple[list[Part], list[Part | None]]:
+    """Take a share of every client's rows as its own test set, class by class where there are classes."""
+    kept: list[Part] = []
+    own: list[Part | None] = []
+    for client, part in enumerate(read):
+        rows = np.arange(len(part.inputs))
+        if len(rows) < 2:
+            kept, own = [*kept, part], [*own, None]
+            continue
+        plain = part.labels.ndim == 1 and (part.labels.dtype.kind != "f" or len(set(part.labels.tolist())) < len(rows))
+        kinds = np.unique(part.labels, return_inverse=True)[1] if plain else np.zeros(len(rows), dtype=np.int64)
+        tested = evenly(kinds, share, numpy_generator(seed, "own-test", client=client))
+        kept.append(_rows_of(part, np.delete(rows, tested)))
+        own.append(_rows_of(part, tested))
+    return kept, own
+
+
+def _rows_of(part: Part, rows: np.ndarray) -> Part:
+    inputs = part.inputs.take(rows) if isinstance(part.inputs, Raw) else part.inputs[torch.from_numpy(rows)]
+    columns = {key: values[rows] for key, values in part.columns.items()}
+    return replace(part, inputs=inputs, labels=part.labels[rows], columns=columns)
+
+
+def read_own(
+    own_test: Sequence[Any], read: Sequence[Part], options: Mapping[str, Any] | None = None
+) -> list[Part | None]:
     """Read own test sets, which must look like the training data."""
     if len(own_test) != len(read):
         raise InputError(
@@ -48,7 +102,7 @@ def read_own(own_test: Sequence[Any], read: Sequence[Part]) -> list[Part | None]
     found = []
     for client, part in enumerate(own_test):
         what = f"the own test set of client {client}"
-        made = None if part is None else read_part(what, part, read[0])
+        made = None if part is None else read_part(what, part, read[0], options)
         if made is not None and shape_of(made) != shape_of(read[0]):
             raise InputError(
                 f"Samples of {what} have shape {shape_of(made)}, but those of client 0 have {shape_of(read[0])}: bring "
@@ -101,7 +155,12 @@ def own_apart(data: Dataset, own: Sequence[Part | None], everything: bool) -> tu
 
 def own_share(test: Any) -> float:
     """Return the share of a client's rows that its own test data takes."""
-    share = OWN_SHARE if test == OWN else 0.0 if test is None else test
+    if isinstance(test, Sequence | Mapping) and not isinstance(test, str):
+        raise InputError(
+            "Test sets that exist already go with parts that do: Clients.from_parts(parts, test=[...]). split takes "
+            f"test='{OWN}', or a share of each client's rows."
+        )
+    share = OWN_SHARE if isinstance(test, str) and test == OWN else 0.0 if test is None else test
     if not is_number(share) or not 0 <= share < 1:
-        raise InputError(f"test={test!r} is not possible: give '{OWN}', or a share of at least 0 and below 1.")
+        raise InputError(f"test={test!r:.80} is not possible: give '{OWN}', or a share of at least 0 and below 1.")
     return float(share)

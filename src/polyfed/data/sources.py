@@ -38,7 +38,7 @@ from polyfed.data.form import Form, Raw, learn_form
 from polyfed.data.labels import number_classes, with_names
 from polyfed.data.objects import part_of
 from polyfed.data.subsets import only_classes, stratified_holdout, subset
-from polyfed.data.tables import Part, Table, convert, read_table, same_features
+from polyfed.data.tables import Part, Table, convert, kind_of, read_table, same_features
 from polyfed.data.texts import Words
 
 HOLDOUT = 0.2  # share of a set without a test part that becomes its test part
@@ -215,6 +215,8 @@ def _from_package(name: str) -> Dataset:
 def _from_objects(source: Any, test: Any, options: dict[str, Any], seed: int) -> Dataset:
     train_part = part_of(source, options, "the training set of 'own data'")
     options = {**options, "inputs": train_part.features or options.get("inputs")}
+    if (kind := kind_of(train_part, options.get("kind"))) is not None:
+        options["kind"] = kind
     test_part = None if test is None else part_of(test, options, "the test set of 'own data'")
     return _assemble("own data", train_part, test_part, options, seed)
 
@@ -379,6 +381,7 @@ def _from_tables(
         picks["kind"] = picks["kind"] or known.kind
     parts = [convert(tables[0], columns=options.get("columns", ()), drop=options.get("drop", ()), **picks)]
     picks["inputs"] = parts[0].features or picks["inputs"]  # the same features in the same order
+    picks["kind"] = kind_of(parts[0], picks["kind"])
     for table in tables[1:]:
         present = set(table.rows.column_names)
         beside: dict[str, Any] = {
@@ -411,8 +414,9 @@ def _from_pictures(
         if groups:
             files = [file for group in groups.values() for file in group]
             labels = np.array([label for label, group in groups.items() for _ in group])
-            x = decode_images(files, f"{name} ({what})", options.get("resize"))
-            parts.append(Part(x, labels, tuple(sorted(train)), {}))
+            notes: list[str] = []
+            x = decode_images(files, f"{name} ({what})", options.get("resize"), notes)
+            parts.append(Part(x, labels, tuple(sorted(train)), {}, notes=tuple(notes)))
     return _assemble(name, parts[0], parts[1] if len(parts) > 1 else None, options, seed)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from polyfed.core.errors import InputError
 from polyfed.core.rng import numpy_generator
 from polyfed.core.task import CLASSIFICATION, Task, as_task, check_score
-from polyfed.data.clients import Clients, assemble
+from polyfed.data.clients import TOGETHER, Clients, assemble, scaled
 from polyfed.data.dataset import Dataset
 from polyfed.data.dealing import check_room, check_sizes, whole_number
 from polyfed.data.owntest import own_share
@@ -36,6 +36,7 @@ def split(
     min_size: int = 1,
     test: float | str | None = None,
     task: Task | str | None = None,
+    scaling: str = TOGETHER,
 ) -> Clients:
     """Deal the training rows of a data set to clients.
 
@@ -61,6 +62,9 @@ def split(
         number. By class where there are classes; a client with a single row has none.
     task
         As in `load`, where `data` is not loaded yet.
+    scaling
+        Whose training rows scale the inputs: those of all clients `together`, or each client's `own`, as at sites that
+        agree on nothing. The common test set is then all clients' own test data.
 
     Raises
     ------
@@ -111,7 +115,8 @@ def split(
     again = data.recipe["source"] is not None and recipe["by"] is not None
     recipe["repeatable"] = again and (public is None or shared.recipe is not None)
     names = () if partitioner.column is None else _names_of(columns[partitioner.column], parts)
-    return assemble(data, [rows[part] for part in parts], seed, validation, shared, recipe, share, names=names)
+    made = assemble(data, [rows[part] for part in parts], seed, validation, shared, recipe, share, names=names)
+    return scaled(made, scaling)
 
 
 def _names_of(values: np.ndarray, parts: Sequence[np.ndarray]) -> tuple[str, ...]:
@@ -131,4 +136,9 @@ def from_recipe(recipe: Mapping[str, Any]) -> Clients:
         raise InputError("These clients were made from objects in memory: make them again in Python and pass them.")
     options = dict(recipe["data"])
     keys = ("clients", "by", "seed", "validation", "public", "min_size")
-    return split(load(options.pop("source"), **options), **{key: recipe[key] for key in keys}, test=recipe.get("test"))
+    return split(
+        load(options.pop("source"), **options),
+        **{key: recipe[key] for key in keys},
+        test=recipe.get("test"),
+        scaling=recipe.get("scaling", TOGETHER),
+    )

@@ -195,7 +195,8 @@ def convert(
     present = table.rows.column_names
     label = label or _find_label(table)
     x_columns, left_out = (named, []) if named else _find_inputs(table, label, columns, kind)
-    x, whole = _features(table, x_columns, resize, kind)
+    said: list[str] = []
+    x, whole = _features(table, x_columns, resize, kind, said)
     labels = _labels(table, label)
     others = {
         name: _scalars(table, name)
@@ -208,10 +209,16 @@ def convert(
         table.class_names.get(label),
         others,
         features=() if whole else tuple(x_columns),
-        notes=tuple(
-            f"column '{name}' is an identifier, not a feature (inputs=[...] would keep it)" for name in left_out
+        notes=(
+            *(f"column '{name}' is an identifier, not a feature (inputs=[...] would keep it)" for name in left_out),
+            *said,
         ),
     )
+
+
+def kind_of(part: Part, given: str | None = None) -> str | None:
+    """Return what further parts hold, once the first one has been read: a few rows of words do not tell it."""
+    return part.inputs.kind if isinstance(part.inputs, Raw) else given
 
 
 def read_columns(source: Any, names: Sequence[str], what: str) -> dict[str, np.ndarray]:
@@ -317,13 +324,13 @@ def _is_identifier(table: Table, name: str) -> bool:
 
 
 def _features(
-    table: Table, names: list[str], resize: tuple[int, int] | None, kind: str | None
+    table: Table, names: list[str], resize: tuple[int, int] | None, kind: str | None, notes: list[str]
 ) -> tuple[Tensor | Raw, bool]:
     """Return the inputs, and whether they are one column: images, lists, texts or tokens."""
     if len(names) == 1:
         name, arrow = names[0], table.rows.schema.field(names[0]).type
         if _is_encoded(arrow):
-            return decode_images(_blobs(table, name), table.what, resize), True
+            return decode_images(_blobs(table, name), table.what, resize, notes), True
         if _is_list(arrow):
             return _lists(table, name, kind), True
         if _is_words(arrow) and (kind == "text" or name in TEXTS or (kind is None and _reads_like_text(table, name))):

@@ -354,12 +354,15 @@ def start_directory(config: Config, out: Path, sites: list[str], resume: bool) -
     if resume:
         check_same(out, config)
         earlier = RunDirectory.read_config(out)
-        if earlier.get("sites") != sites:
+        known = earlier.get("sites", [])
+        if sites[: len(known)] != known:
             raise RunDirectoryError(
-                f"{out} holds a federation of other sites ({', '.join(earlier.get('sites', []))}, now "
-                f"{', '.join(sites)}): use the same ones, or another --out."
+                f"{out} holds a federation of other sites ({', '.join(known)}, now {', '.join(sites)}): use the same "
+                "ones, and further ones after them, or another --out."
             )
         directory, federation = RunDirectory.open(out), earlier["federation"]
+        if sites != known:  # who was let in since then ('polyfed keys add') takes part from now on
+            directory.rewrite_config({**earlier, "sites": sites})
     else:
         federation = secrets.token_hex(8)
         directory = RunDirectory.create(out, {**config.dump(), "sites": sites, "federation": federation})

@@ -218,9 +218,10 @@ def clients(study: Study, most: int | None = None) -> Table:
     ]
     names = list(dict.fromkeys(name for _, _, columns in found for name in columns))
     shares = {"accuracy": "accuracy %", "personal": "own test %", "validation": "validation %"}
+    shares |= {"alone": "alone %", "gain": "gain over alone %"}
     columns = [
         Column("method", number=False),
-        Column("client"),
+        Column("client", number=not any(run.summary.get("names") for _, run, _ in found)),
         Column("network", number=False),
         Column("samples", "for training"),
         *(Column(shares.get(name, name), CLIENT_HELP.get(name, "in its own unit")) for name in names),
@@ -228,7 +229,9 @@ def clients(study: Study, most: int | None = None) -> Table:
     rows = []
     for label, run, values in found:
         for client in range(run.clients if most is None else min(most, run.clients)):
-            cells = [Cell(label, label), number(client, "d"), word(run.architectures[client])]
+            called = run.summary.get("names")
+            who = word(called[client]) if called else number(client, "d")
+            cells = [Cell(label, label), who, word(run.architectures[client])]
             cells.append(number(run.summary["samples"][client], "d"))
             for name in names:
                 value = values[name][client] if name in values else None
