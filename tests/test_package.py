@@ -45,7 +45,8 @@ def test_the_wheel_holds_what_it_needs_and_nothing_else(built):
     assert all(name.startswith(("polyfed/", "polyfed-")) for name in names)
     with tarfile.open(sdist) as archive:
         inside = archive.getnames()
-    assert any(name.endswith("/CITATION.cff") for name in inside) and any("/tests/" in name for name in inside)
+    for wanted in ("CITATION.cff", "SECURITY.md", "mkdocs.yml", "tests/test_package.py", "notebooks/own-models.ipynb"):
+        assert any(name.endswith(f"/{wanted}") for name in inside), wanted
     assert not any("/.venv/" in name or "/build/" in name for name in inside)
 
 
