@@ -10,6 +10,7 @@ Deviations:
     Clients of one architecture start from the same weights.
     Accuracy is that after the last round; released code also reports the best round on test data.
     A client with a single sample uses it for both, its network and the combiner.
+    The combiner is learned by the clients; learning it at a server with labelled public data is not offered.
 """
 
 from __future__ import annotations
