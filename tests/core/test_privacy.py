@@ -16,7 +16,7 @@ from polyfed.core.privacy import LEDGER, BudgetSpent, Privacy, added, calibrated
 from polyfed.core.runner import run_stage
 from polyfed.core.samples import Samples
 from polyfed.core.settings import Training
-from polyfed.core.stage import Batch, Stage
+from polyfed.core.stage import Batch, Stage, Update
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.fedin import FedIN
 from polyfed.methods.fedproto import FedProto
@@ -166,6 +166,24 @@ def test_the_noise_of_a_step_has_the_announced_size():
     values = torch.stack(drawn)
     assert float(values.std()) == pytest.approx(2.5 * 0.7 / 8, rel=0.03)
     assert float(values.mean()) == pytest.approx(0, abs=0.01)
+
+
+def test_several_gradients_of_a_batch_share_one_noise_budget():
+    """Together they are one vector of sqrt(2) times the bound: twice the variance on each, and one event."""
+    party, ctx = client(Privacy(noise_multiplier=2.5, max_norm=0.7))
+    stage = Stage((loss, loss), gradients=lambda grads, aux: grads[0])
+    guard = PrivateTraining(ctx.privacy, stage, party, ctx, "main/0")
+    empty = Batch(torch.zeros(0, 5), torch.zeros(0, dtype=torch.long))
+    named = {"main": dict(party.main.named_parameters())}
+    drawn = []
+    for turn in range(300):
+        _, found = guard.gradient(stage.all_updates()[0], named, empty, {}, turn % 2)
+        drawn.append(torch.cat([g.flatten() for g in found["main"].values()]))
+    assert float(torch.stack(drawn).std()) == pytest.approx(2.5 * 0.7 * 2**0.5 / 8, rel=0.03)
+    run_stage(stage, party, ctx, "main/0")
+    assert spent_of(party.memory) == [(0.2, 2.5, 5)]
+    two = Stage(updates=(Update((loss,), {"main": None}), Update((loss,), {"main": None})))
+    assert PrivateTraining(ctx.privacy, two, party, ctx, "main/0").gradients == 2
 
 
 def test_noise_of_a_real_federation_cannot_be_repeated():

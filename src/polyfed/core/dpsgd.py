@@ -2,6 +2,10 @@
 
 Abadi et al. 2016. The batch of a step is a Poisson sample, as the accountant assumes: each sample is in it with
 probability `rate`, so batches differ in size and may be empty, and the sum is divided by the expected size.
+
+Some methods take k gradients of one batch, in turn (two networks that teach each other). Each is shortened to the bound
+and gets noise of sqrt(k) times the size: Gaussian mechanisms that see each other's results compose to one with the root
+of the sum of squares, so that a step is the same event for the accountant, on one Poisson sample.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from polyfed.core.party import Context, Party
 from polyfed.core.privacy import Privacy, added, note, spent_of
 from polyfed.core.rng import SERVER, generator
 from polyfed.core.samples import Samples
-from polyfed.core.stage import Batch, Grads, Stage, Update, batch_sizes, split_loss
+from polyfed.core.stage import Batch, Grads, LossFunction, Stage, Update, batch_sizes, split_loss
 
 AT_ONCE = 1 << 25  # gradient values that are held at once: samples are taken in so large groups
 
@@ -91,6 +95,8 @@ class PrivateTraining:
         self.steps = stage.steps if stage.steps is not None else (self.epochs or 0) * self.in_epoch
         planned = ctx.rounds * ctx.training.epochs * self.in_epoch
         self.multiplier = privacy.multiplier(self.rate, planned, ctx.releases)
+        # Several gradients of one batch are one release of all of them: it is as much longer as their root.
+        self.gradients = sum(len(update.losses) for update in stage.all_updates())
         self.check()
         before = spent_of(party.memory)
         self.spent = added(before, self.rate, self.multiplier, self.steps)
@@ -98,7 +104,7 @@ class PrivateTraining:
 
     def check(self) -> None:
         """Refuse what has no gradient of a single sample."""
-        for model in self.stage.all_updates()[0].trainable:
+        for model in {model: None for update in self.stage.all_updates() for model in update.trainable}:
             mixing = next(iter(norms_of(self.party.models[model])), None)
             if mixing is not None:
                 raise InputError(
@@ -106,12 +112,6 @@ class PrivateTraining:
                     "so that no gradient belongs to one of them: use GroupNorm or LayerNorm instead, or a network "
                     "without norms (mlp, cnn without the option bn)."
                 )
-        updates = self.stage.all_updates()
-        if len(updates) > 1 or len(updates[0].losses) > 1:
-            raise InputError(
-                "privacy: this method takes several gradients of one batch, and the noise is accounted for one: use a "
-                "method with one loss (fedavg, fedprox, fedmd)."
-            )
 
     def finish(self) -> None:
         """Note what was spent."""
@@ -131,21 +131,26 @@ class PrivateTraining:
         return torch.nonzero(self.source.uniform(self.samples) < self.rate).flatten()
 
     def gradient(
-        self, update: Update, chosen: Mapping[str, Mapping[str, Tensor]], batch: Batch, aux: Mapping[str, Any]
+        self,
+        update: Update,
+        chosen: Mapping[str, Mapping[str, Tensor]],
+        batch: Batch,
+        aux: Mapping[str, Any],
+        number: int = 0,
     ) -> tuple[Tensor, Grads]:
-        """Return the mean loss of a batch, and (sum of clipped gradients + noise) / expected size."""
+        """Return the mean of a loss over a batch, and (sum of clipped gradients + noise) / expected size."""
         modules = self.party.models
         moved = {key: {name: p.detach() for name, p in group.items()} for key, group in chosen.items()}
         total = {key: {name: torch.zeros_like(p) for name, p in group.items()} for key, group in moved.items()}
         losses = []
         size = sum(p.numel() for group in moved.values() for p in group.values())
         for some in _groups(batch, max(1, AT_ONCE // max(1, size))):
-            values, grads = self.per_sample(update, modules, moved, some, aux)
+            values, grads = self.per_sample(update.losses[number], modules, moved, some, aux)
             losses.append(values)
             for key, group in clipped(grads, self.privacy.max_norm, self.privacy.clipping).items():
                 for name, grad in group.items():
                     total[key][name] += grad.sum(0)
-        scale = self.multiplier * self.privacy.max_norm
+        scale = self.multiplier * math.sqrt(self.gradients) * self.privacy.max_norm
         for group in total.values():
             for grad in group.values():
                 noise = self.source.normal(grad.shape).to(grad)
@@ -153,7 +158,12 @@ class PrivateTraining:
         return torch.cat(losses).mean() if losses else torch.zeros(()), total
 
     def per_sample(
-        self, update: Update, modules: Mapping[str, nn.Module], moved: Grads, batch: Batch, aux: Mapping[str, Any]
+        self,
+        function: LossFunction,
+        modules: Mapping[str, nn.Module],
+        moved: Grads,
+        batch: Batch,
+        aux: Mapping[str, Any],
     ) -> tuple[Tensor, Grads]:
         """Return the loss and the gradient of every sample on its own."""
         state = {
@@ -163,7 +173,6 @@ class PrivateTraining:
             )
             for key, module in modules.items()
         }
-        function = update.losses[0]
         common = {n: c for n, c in batch.columns.items() if n in self.stage.draws and not _is_row(self.stage.draws[n])}
         own = {name: column for name, column in batch.columns.items() if name not in common}
 

@@ -247,11 +247,13 @@ class Stepper:
 
     def _private(self, guard: PrivateTraining, batch: Batch, aux: Mapping[str, Any], totals: Totals | None) -> Tensor:
         """Set the noisy gradient, changed by the update's own rule, and return the loss."""
-        loss, grads = guard.gradient(self.update, self.chosen, batch, aux)
+        numbers = range(len(self.update.losses))
+        losses, each = zip(*(guard.gradient(self.update, self.chosen, batch, aux, n) for n in numbers), strict=True)
+        grads, loss = each[0], losses[0]
         if totals is not None:
             totals.add_gradients(grads)
         if self.update.gradients is not None:
-            grads = self.update.gradients((grads,), aux)
+            grads = self.update.gradients(each, aux)
         for key, group in self.chosen.items():
             for name, parameter in group.items():
                 parameter.grad = grads[key][name]
