@@ -114,3 +114,17 @@ def test_it_says_who_had_settings_of_its_own():
     own = {"models.names": ["a", "b"], "training.lr": 0.1}
     said = answer(Study(runs, {"settings": {"alpha": own, "beta": own, "gone": own}})).cautions
     assert "Settings of their own: alpha, beta with models.names a, b; training.lr 0.1." in said
+
+
+def test_the_gain_of_a_real_federation_is_in_the_answer():
+    """Sites that trained by themselves as well: no run of local is needed to say what each gained."""
+    from types import SimpleNamespace
+
+    from polyfed.report.words import _gained_alone
+
+    accuracy = {"mean": 0.8, "per_client": [0.9, 0.7], "alone": {"clients": [0, 1], "per_client": [0.75, 0.8]}}
+    run = SimpleNamespace(summary={"accuracy": accuracy, "names": ["north", "south"]}, clients=2)
+    told = _gained_alone(SimpleNamespace(runs={"fedavg": [run]}), "fedavg")
+    assert "north +15.0, south -10.0" in told
+    del accuracy["alone"]
+    assert _gained_alone(SimpleNamespace(runs={"fedavg": [run]}), "fedavg") == ""

@@ -35,7 +35,7 @@ def split(study: Study) -> Chart:
         note += f" The first {len(shown)} of {len(counts)} clients."
     y = Axis("class", ticks=tuple(names)) if len(names) <= 40 else Axis("class")
     height = min(640, 120 + 24 * min(len(names), 40))
-    return Chart("split", "Classes by client", _clients(len(shown)), y, [bubbles], [], note, height)
+    return Chart("split", "Classes by client", _clients(study, len(shown)), y, [bubbles], [], note, height)
 
 
 def sizes(study: Study) -> Chart:
@@ -44,7 +44,7 @@ def sizes(study: Study) -> Chart:
     found = run.summary["samples"][:MOST_CLIENTS]
     text = [f"client {client}: {value} samples, {run.architectures[client]}" for client, value in enumerate(found)]
     bars = Series("samples", list(range(len(found))), list(found), Look("#56b4e9"), "bars", text=text, legend=False)
-    return Chart("sizes", "Samples by client", _clients(len(found)), Axis("samples"), [bars], [], "", 190)
+    return Chart("sizes", "Samples by client", _clients(study, len(found)), Axis("samples"), [bars], [], "", 190)
 
 
 def evenness(study: Study) -> Chart:
@@ -54,7 +54,9 @@ def evenness(study: Study) -> Chart:
     text = [f"client {client}: entropy {value:.2f}" for client, value in enumerate(found)]
     bars = Series("entropy", list(range(len(found))), found, Look("#cc79a7"), "bars", text=text, legend=False)
     note = "Entropy of a client's labels relative to equal classes: 1 is even, 0 is a single class."
-    return Chart("entropy", "Label entropy by client", _clients(len(found)), Axis("entropy"), [bars], [], note, 190)
+    return Chart(
+        "entropy", "Label entropy by client", _clients(study, len(found)), Axis("entropy"), [bars], [], note, 190
+    )
 
 
 def label_counts(study: Study) -> tuple[list[list[int]], list[str]]:
@@ -73,8 +75,9 @@ def label_counts(study: Study) -> tuple[list[list[int]], list[str]]:
     return counts, list(names) if len(names) == len(counts[0]) else [str(n) for n in range(len(counts[0]))]
 
 
-def _clients(number: int) -> Axis:
-    return Axis("client", ticks=tuple(str(n) for n in range(number)) if number <= 20 else ())
+def _clients(study: Study, number: int) -> Axis:
+    names = study.all[0].summary.get("names") or [str(client) for client in range(number)]
+    return Axis("client", ticks=tuple(names[:number]) if number <= 20 else ())
 
 
 def entropy(counts: Sequence[int]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from polyfed.core.summary import client_columns
 from polyfed.ops.estimate import Estimate
 from polyfed.report import statistics as numbers
 from polyfed.report.fairness import fairness
@@ -49,11 +50,23 @@ def _accuracy(value: Estimate) -> str:
     return f"{100 * value.mean:.1f} % (95 % interval {100 * low:.1f} to {100 * high:.1f})"
 
 
+def _gained_alone(study: Study, method: str) -> str:
+    """Say what every site of a real federation gained over training by itself, where that was measured."""
+    run = study.runs[method][0]
+    gains = client_columns(run.summary["accuracy"], run.clients).get("gain", [])
+    names = run.summary.get("names") or [f"client {client}" for client in range(run.clients)]
+    told = [f"{name} {100 * gain:+.1f}" for name, gain in zip(names, gains, strict=False) if gain is not None]
+    return f"Gained over training alone, in points of accuracy on own test data: {', '.join(told)}." if told else ""
+
+
 def _who(study: Study, best: Standing, first: list[Standing], others: list[Standing]) -> str:
     clients = study.runs[best.method][0].clients
     sentence = (
         f"{_start(study, best, first, others)} a mean accuracy of {_accuracy(best.accuracy)} over {clients} clients"
     )
+    told = _gained_alone(study, best.method)
+    if best.gain is None and told:
+        return f"{sentence}. {told}"
     if best.gain is None:
         return f"{sentence}; without a run of '{LOCAL}' on the same split, nobody knows what taking part gained."
     interval = ""
