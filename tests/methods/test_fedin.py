@@ -830,3 +830,16 @@ def test_a_site_with_other_features_is_left_out_and_the_others_count():
 def test_values_that_make_no_sense_are_refused(options):
     with pytest.raises(InputError, match=f"fedin: {next(iter(options))} "):
         FedIN(**options).check()
+
+
+def test_noise_on_what_is_sent_leaves_the_first_round_of_training_alone():
+    clients = pf.split(pf.load("digits", limit=(120, 40)), clients=2, by="iid")
+    models = ["resnet:1-1,w4,stem=pool", "resnet:1-2,w4,stem=pool"]
+    plain, sent, both = (
+        pf.run(FedIN(noise=noise, noise_at=where), clients, models, rounds=1).models[1].state_dict()
+        for noise, where in ((0.0, "everywhere"), (0.8, "sent"), (0.8, "everywhere"))
+    )
+    assert all(torch.equal(plain[name], sent[name]) for name in plain)  # there are no pairs to learn from yet
+    assert not all(torch.equal(plain[name], both[name]) for name in plain)
+    two = [pf.run(FedIN(noise=noise, noise_at="sent"), clients, models, rounds=2).models[1] for noise in (0.0, 0.8)]
+    assert not torch.equal(*(net.state_dict()["head.weight"] for net in two))  # pairs of round 1 were noisy

@@ -5,7 +5,7 @@ import pytest
 from polyfed import methods
 from polyfed.core.errors import InputError
 from polyfed.reproduce.counts import COUNTS
-from polyfed.reproduce.entries import Side, find_entries, home, parse_claim, read_entries, read_entry
+from polyfed.reproduce.entries import Case, Side, find_entries, home, parse_claim, read_entries, read_entry
 from polyfed.reproduce.figures import ANALYSES
 from polyfed.reproduce.studies import STUDIES
 
@@ -16,6 +16,7 @@ def test_a_claim_is_a_difference():
     claim = parse_claim("fedmd_global:distilled - local", "local")
     assert (claim.one, claim.two, claim.sign) == (Side("fedmd_global", "distilled"), Side("local", "local"), 0)
     assert parse_claim("a - b < 0", "global").sign == -1
+    assert Case("c", "c").gain(parse_claim("a - b = 0", "global")) == 0.0
     assert claim.words("local") == "fedmd_global:distilled - local"
     for text in ("a", "a - b - c", "a-b", " - b"):
         with pytest.raises(InputError, match="A claim is"):
@@ -42,7 +43,7 @@ def test_an_entry_can_be_run_and_judged(entry):
                 assert made.config(label).method.name in methods.registry()
             for claim in entry.claims(case):
                 assert {claim.one.label, claim.two.label} <= set(made.compare), (scale, case.name, claim)
-                assert claim.sign or case.gain(claim) is not None, (case.name, claim)
+                assert claim.sign or case.gain(claim) is not None or claim.equal, (case.name, claim)
 
 
 def test_equal_settings_of_a_paper_share_their_runs():

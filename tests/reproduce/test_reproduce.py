@@ -12,7 +12,7 @@ from polyfed.reproduce.entries import home, read_entries, read_entry
 from polyfed.reproduce.pages import FOLDER, pages, shown_scale, verdicts
 from polyfed.reproduce.quantities import held_accuracy, values_from
 from polyfed.reproduce.queue import queue
-from polyfed.reproduce.results import file_of, judged, numbers, read_result
+from polyfed.reproduce.results import file_of, judged, numbers, read_result, write_result
 from polyfed.reproduce.running import Clock, reproduce
 from polyfed.reproduce.verdict import VERDICTS
 
@@ -96,6 +96,17 @@ def test_an_entry_stops_with_its_budget_and_goes_on(place):
     nothing = []
     run(place, None, nothing)
     assert nothing == []
+
+
+def test_runs_of_another_version_are_not_paired_with_new_ones(place):
+    entry, result, _ = run(place)
+    known = result.cases["two"].runs["ams"]["0"].copy()
+    result.versions["polyfed"] = "0.0.1"
+    result.cases["two"].runs["ams"]["0"]["global"] = 99.0
+    write_result(place, entry, result)
+    assert read_result(place, entry, "mini").cases["two"].runs["ams"]["0"]["global"] == 99.0
+    _, again, _ = run(place)
+    assert again.cases["two"].runs["ams"]["0"] == known and again.versions["polyfed"] != "0.0.1"
 
 
 def test_held_labels_are_measured_again_from_the_run(place):
@@ -182,6 +193,7 @@ def test_quantities_by_hand():
     found = values_from(HISTORY, RESULT, last=2, target=65.0)
     assert found == {
         "local": 50.0, "worst": 20.0, "best": 70.0, "global": 60.0, "wobble": 10.0, "initial": 20.0, "distilled": 65.0,
+        "unrest": 10.0, "area": 60.0,
         "personalized": 50.0, "gap": 15.0, "rounds": 2.0, "mb_up": 2.0, "mb_down": 1.0, "memory": 5.0, "seconds": 5.0,
     }  # fmt: skip
     assert values_from(HISTORY, RESULT, target=71.0)["rounds"] == 3.0  # never reached

@@ -57,7 +57,8 @@ def embed_clients(
     Parameters
     ----------
     run
-        A finished run whose clients have features of one size (`feature_dim`, or equal networks).
+        A finished run. Features of different sizes are filled up with zeros, as slices of one network are nested;
+        those of unrelated networks are then far apart whatever they know.
     samples, clients
         How many test samples and clients.
     label
@@ -73,7 +74,7 @@ def embed_clients(
     Raises
     ------
     InputError
-        When a client lacks the stage, or sizes differ.
+        When a client lacks the stage.
     """
     chosen = _one_of_each(run, clients)
     x, y = first_samples(run, samples, label)
@@ -85,10 +86,7 @@ def embed_clients(
                 f"Client {client} ({run.architectures[client]}) has no '{stage}': it has {', '.join(outputs)}."
             )
         parts.append(outputs[stage])
-    if len({part.shape[1] for part in parts}) > 1:
-        sizes = ", ".join(f"client {c}: {part.shape[1]}" for c, part in zip(chosen, parts, strict=True))
-        raise InputError(f"Features of different sizes have no common picture ({sizes}): run with --feature-dim.")
-    features = torch.cat(parts)
+    features = torch.cat(_one_size(parts))
     labels = y.repeat(len(chosen))
     owners = torch.tensor(chosen).repeat_interleave(len(x))
     return {
@@ -101,6 +99,56 @@ def embed_clients(
         "network": {str(client): run.architectures[client] for client in chosen},
         "silhouette_classes": separation(features, labels),
         "silhouette_clients": separation(features, owners),
+    }
+
+
+def _one_size(parts: Sequence[Tensor]) -> list[Tensor]:
+    """Fill rows up with zeros to the longest."""
+    width = max(part.shape[1] for part in parts)
+    return [torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in parts]
+
+
+def embed_ensemble(run: OpenedRun, samples: int = 300, seed: int = 0) -> dict[str, Any]:
+    """Embed what all clients together make of test samples: mean logits, and mean features of each size side by side.
+
+    FedFD, Fig. 1. Features are scaled to unit length before they are averaged, so that no size outweighs the others.
+
+    Returns
+    -------
+    dict
+        `kinds`: for `logits` and `features` the `points` and the `silhouette` of the true classes; `label` by row.
+    """
+    x, y = first_samples(run, samples)
+    logits: list[Tensor] = []
+    sizes: dict[int, list[Tensor]] = {}
+    for _, model in sorted(run.models.items()):
+        outputs = stage_outputs(model, x)
+        logits.append(outputs["logits"])
+        features = torch.nn.functional.normalize(outputs["features"], dim=1)
+        sizes.setdefault(features.shape[1], []).append(features)
+    kinds = {
+        "logits": torch.stack(logits).mean(0),
+        "features": torch.cat([torch.stack(parts).mean(0) for _, parts in sorted(sizes.items())], dim=1),
+    }
+    return {
+        "method": run.label,
+        "seed": run.seed,
+        "label": y.tolist(),
+        "kinds": {
+            kind: {"points": embed(rows, seed).tolist(), "silhouette": separation(rows, y)}
+            for kind, rows in kinds.items()
+        },
+    }
+
+
+def ensemble_figures(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a picture of each kind of knowledge, coloured by class."""
+    from polyfed.analysis.figures import scatter
+
+    classes = [str(label) for label in found["label"]]
+    return {
+        kind: scatter(f"Mean {kind} by class (silhouette {part['silhouette']:.2f})", np.array(part["points"]), classes)
+        for kind, part in found["kinds"].items()
     }
 
 

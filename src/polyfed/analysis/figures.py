@@ -107,6 +107,17 @@ def scatter(title: str, points: np.ndarray, groups: Sequence[str]) -> Any:
     return figure
 
 
+def bubbles(title: str, x_title: str, y_title: str, counts: np.ndarray) -> Any:
+    """Return a chart with a disc for each cell of a table, its area the number there."""
+    figure = canvas(7.0, 4.0)
+    axes = figure.add_subplot()
+    x, y = np.meshgrid(np.arange(counts.shape[0]), np.arange(counts.shape[1]), indexing="ij")
+    axes.scatter(x.ravel(), y.ravel(), s=300 * counts.ravel() / counts.max(), alpha=0.6, linewidths=0)
+    axes.set(xlabel=x_title, ylabel=y_title)
+    _plain(axes, title)
+    return figure
+
+
 def histogram(title: str, x_title: str, y_title: str, values: Sequence[float], edges: Sequence[float]) -> Any:
     """Return how many values fall between each two edges."""
     figure = canvas(6.4, 3.2)

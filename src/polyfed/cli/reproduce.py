@@ -94,17 +94,18 @@ def parse_budget(text: str | None) -> float | None:
 
 def _list(entries: Sequence, root: Path) -> None:  # type: ignore[type-arg]
     """Print a line for each entry: scales with minutes on this machine, and what was measured."""
-    from polyfed.reproduce.cost import calibrate, cost_of, guess
+    from polyfed.reproduce.cost import calibrate, cost_of, guess, scaled
     from polyfed.reproduce.pages import seeds_of, verdicts
     from polyfed.reproduce.results import read_result
     from polyfed.reproduce.verdict import summary
 
-    seconds = guess(calibrate())
+    speed = calibrate()
     width = max(len(entry.path) for entry in entries)
     for entry in entries:
         parts = []
         for scale in entry.scales:
-            cost, result = cost_of(entry, scale, root, seconds), read_result(root, entry, scale)
+            result = read_result(root, entry, scale)
+            cost = scaled(entry, scale, root, speed) or cost_of(entry, scale, root, guess(speed))
             told = f"{scale} {cost.minutes:.0f} min"
             if result is not None:
                 seeds = f", seeds {seeds_of(result)}" if entry.kind != "count" else ""

@@ -80,9 +80,10 @@ class FedIN(FedProx):
         to the projection, which still agrees with G_local.
     outer_scale
         Gradient of stem and head under the simplified rule: `same` = (lam/2)·G_local; `unit` = G_local, as elsewhere.
-    noise, sigma
+    noise, sigma, noise_at
         zeta, in standard deviations of the features (one number for a `tensor`, or one for each `channel`): in local
-        training at both cuts, and on the features sent. The paper's protected variant has 0.8; 0: none.
+        training at both cuts, and on the features sent (`everywhere`), or only on what is `sent`. The paper's protected
+        variant has 0.8; 0: none.
     feature_batch, feature_samples
         Number B of pairs that a client sends (at most as many as it has samples), and that it receives (None: B).
     pairs
@@ -112,6 +113,7 @@ class FedIN(FedProx):
     outer_scale: Literal["same", "unit"] = "same"
     noise: NotNegative = 0.0
     sigma: Literal["tensor", "channel"] = "tensor"
+    noise_at: Literal["everywhere", "sent"] = "everywhere"
     feature_batch: AtLeastOne = 16
     feature_samples: AtLeastOne | None = None
     pairs: Literal["pool", "common", "one_client"] = "pool"
@@ -207,7 +209,7 @@ class FedIN(FedProx):
         stage = super().stage(client, ctx)
         if not self.use_in:
             return stage
-        if self.noise:
+        if self.noise and self.noise_at == "everywhere":
             cuts = ctx.blueprints[client.architecture].cuts
             stage.draws = {"noise_in": Draw((None, *cuts["s_in"])), "noise_out": Draw((None, *cuts["s_out"]))}
         middle = self.middle_names(client, ctx)

@@ -52,11 +52,11 @@ def calibrate(repeats: int = 3) -> Speed:
         x, y = torch.zeros(batch, *shape), torch.zeros(batch, dtype=torch.int64)
         times = []
         for _ in range(repeats + 1):
-            start = time.perf_counter()
+            start = time.thread_time()  # others may be at work on this machine
             optimizer.zero_grad()
             nn.functional.cross_entropy(network(x), y).backward()
             optimizer.step()
-            times.append(time.perf_counter() - start)
+            times.append(time.thread_time() - start)
         return min(times[1:])
 
     from polyfed.core.threads import one_thread
@@ -76,9 +76,10 @@ def operations(spec: str, shape: tuple[int, ...]) -> int:
     from polyfed.core.nets import EVAL, mode
     from polyfed.models import build
 
-    network = build(spec, shape, 10)
-    with FlopCounterMode(display=False) as counter, torch.no_grad(), mode(network, EVAL):
-        network(torch.zeros(1, *shape))
+    with torch.device("meta"):  # shapes without numbers: a ResNet-152 takes no longer than a perceptron
+        network = build(spec, shape, 10)
+        with FlopCounterMode(display=False) as counter, torch.no_grad(), mode(network, EVAL):
+            network(torch.zeros(1, *shape))
     return counter.get_total_flops()
 
 
@@ -150,6 +151,15 @@ def cost_of(entry: Entry, scale: str, root: Path, seconds: Callable[[Config], fl
             whole += each * made.seeds
             missing += each * (made.seeds - len(known))
     return Cost(round(whole / 60, 1), round(missing / 60, 1))
+
+
+def scaled(entry: Entry, scale: str, root: Path, now: Speed) -> Cost | None:
+    """Return what was kept about an entry, as it is on a machine of this speed (None: nothing was kept)."""
+    kept, then = read_costs(root).get(entry.path, {}).get(scale), stored_speed(root)
+    if kept is None or then is None:
+        return None
+    ratio = then.operations / now.operations
+    return Cost(round(kept.minutes * ratio, 1), round(kept.missing * ratio, 1))
 
 
 def write_costs(root: Path, entries: list[Entry], speed: Speed) -> None:

@@ -16,7 +16,7 @@ The file is an experiment that `polyfed compare` reads; as written it is the min
     numbers.global = {ams = 81.60, ensemble = 62.12}
 
 A claim is `A - B`, each side a label with the entry's quantity or `LABEL:QUANTITY`; its gain is the difference of the
-paper's numbers, or only a direction (`> 0`, `< 0`) where the paper gives none.
+paper's numbers, or only a direction (`> 0`, `< 0`, `= 0`) where the paper gives none.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class Claim:
     one: Side
     two: Side
     sign: int = 0  # given without a number: 1 or -1
+    equal: bool = False  # the paper says that there is no difference
 
     def words(self, quantity: str) -> str:
         """Return it for people; the entry's own quantity goes without saying."""
@@ -78,6 +79,8 @@ class Case:
 
     def gain(self, claim: Claim) -> float | None:
         """Return the paper's gain, where it gives both numbers."""
+        if claim.equal:
+            return 0.0
         one, two = self.number(claim.one), self.number(claim.two)
         return None if one is None or two is None or claim.sign else one - two
 
@@ -178,7 +181,7 @@ class Entry:
 
 
 def parse_claim(text: str, quantity: str) -> Claim:
-    """Read `A - B`, `A:q - B:r` or `A - B > 0`.
+    """Read `A - B`, `A:q - B:r`, `A - B > 0` (or `< 0`, `= 0`).
 
     Raises
     ------
@@ -186,14 +189,14 @@ def parse_claim(text: str, quantity: str) -> Claim:
         When it is none of these.
     """
     words, sign = text, 0
-    for ending, found in ((" > 0", 1), (" < 0", -1)):
-        if words.endswith(ending):
-            words, sign = words.removesuffix(ending), found
+    for ending, found in ((" > 0", 1), (" < 0", -1), (" = 0", 0)):
+        if text.endswith(ending):
+            words, sign = text.removesuffix(ending), found
     sides = words.split(" - ")
     if len(sides) != 2 or not all(side.strip() for side in sides):
         raise InputError(f"A claim is 'A - B', 'A:quantity - B:quantity' or 'A - B > 0', not '{text}'.")
     one, two = (Side(label.strip(), which.strip() or quantity) for label, _, which in (s.partition(":") for s in sides))
-    return Claim(one, two, sign)
+    return Claim(one, two, sign, text.endswith(" = 0"))
 
 
 def home(start: Path | None = None) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,4 +66,53 @@ def embedding(folder: Path, **options: Any) -> Drawn:
     )
 
 
-ANALYSES: dict[str, Callable[..., Drawn]] = {"cka": cka, "embedding": embedding}
+def ensemble(folder: Path, samples: int = 300) -> Drawn:
+    """Return how far apart true classes are in what all clients together know: mean logits, and mean features."""
+    from polyfed.analysis.embedding import embed_ensemble, ensemble_figures
+    from polyfed.analysis.opening import open_run
+
+    found = embed_ensemble(open_run(folder), samples)
+    return {f"silhouette {kind}": part["silhouette"] for kind, part in found["kinds"].items()}, ensemble_figures(found)
+
+
+def reconstruction(folder: Path, noise: Sequence[float] = (0.0, 0.8), samples: int = 8, steps: int = 400) -> Drawn:
+    """Return the error of reconstructed images and the attacker's loss, by level of noise."""
+    from polyfed.analysis.opening import open_run
+    from polyfed.analysis.reconstruction import attack_client, reconstruction_figures
+
+    found = attack_client(open_run(folder), 0, tuple(noise), samples, steps, 0, "statistics")
+    numbers = {}
+    for one in found["attacks"]:
+        numbers[f"error {one['noise']:g}"] = one["mse"]
+        numbers[f"loss {one['noise']:g}"] = one["losses"][-1]
+    return numbers, reconstruction_figures([found])
+
+
+def synthetic(folder: Path, count: int = 32) -> Drawn:
+    """Return the squared error of decoded class means against real ones, and that of the mean image for all classes."""
+    from polyfed.analysis.figures import image_grid
+    from polyfed.analysis.opening import open_run
+    from polyfed.analysis.synthetic import class_samples
+
+    run = open_run(folder)
+    made = class_samples(folder, count)
+    test, labels = run.clients.test, run.clients.test.labels()
+    pixels = test.inputs()
+    low, high = pixels.amin(), pixels.amax()
+    pixels = (pixels - low) / (high - low)  # decoded images are in [0, 1]
+    mean = pixels.mean(0)
+    real = {label: pixels[labels == label].mean(0) for label in made}
+    errors = [float((images.detach().mean(0) - real[label]).square().mean()) for label, images in made.items()]
+    plain = [float((mean - image).square().mean()) for image in real.values()]
+    rows = {f"class {label}": images.detach()[:8] for label, images in made.items()}
+    numbers = {"image error": sum(errors) / len(errors), "mean image error": sum(plain) / len(plain)}
+    return numbers, {"samples": image_grid("Synthetic samples", rows)}
+
+
+ANALYSES: dict[str, Callable[..., Drawn]] = {
+    "cka": cka,
+    "embedding": embedding,
+    "ensemble": ensemble,
+    "reconstruction": reconstruction,
+    "synthetic": synthetic,
+}

@@ -18,7 +18,8 @@ def values_of(folder: Path, last: int = 1, target: float | None = None) -> Value
     """Return the quantities of a run.
 
     `local`, `worst`, `best`: clients' own networks on the common test set; `global`: the server's; `before`: clients
-    before what the method does after its rounds; `wobble`: spread of the global accuracy over the last rounds;
+    before what the method does after its rounds; `wobble` and `unrest`: spread of the global accuracy and of the
+    clients' over the last rounds; `area`: mean over all rounds, of the server's network where there is one;
     `initial`, `distilled`, `personalized`, `gap`: stages; `rounds`: until the target (one more than there are where it
     was not reached); `mb_up`, `mb_down` of a client; `memory` in MB; `seconds` that
     it took, without training that another run of its seed had done already.
@@ -53,6 +54,12 @@ def values_from(history: Sequence[Line], result: Line, last: int = 1, target: fl
         found["global"] = fmean(served)
         if len(served) > 1:
             found["wobble"] = pstdev(served)
+    if len(own) > 1:
+        found["unrest"] = 100 * pstdev(part["mean"] for part in own)
+    if rounds:
+        shared = [line["accuracy"].get("global") for line in rounds]
+        whole = [line["accuracy"]["mean"] for line in rounds] if None in shared else shared
+        found["area"] = 100 * fmean(whole)
     if after and rounds:
         found["before"] = 100 * fmean(line["accuracy"]["mean"] for line in rounds[-last:])
     found |= _stages(history, last)

@@ -112,7 +112,9 @@ def reproduce(
     InputError
         When the entry has no such scale, or its runs lie in `runs` with other settings.
     """
-    result = read_result(root, entry, scale) or Result(entry.path, scale)
+    result = read_result(root, entry, scale)
+    if result is None or result.versions.get("polyfed") != versions()["polyfed"]:
+        result = Result(entry.path, scale)  # runs of two versions are never paired
     result.command, result.versions = command or result.command, versions()
     if entry.kind in ("count", "study"):
         return _computed(entry, scale, result, root), True

@@ -61,4 +61,41 @@ def confidence(seeds: int = 5, data: str = "mnist", epochs: int = 40) -> Studied
     return {"all": labels}, figures
 
 
-STUDIES: dict[str, Callable[..., Studied]] = {"disturbing": disturbing, "confidence": confidence}
+def partition(data: str = "cifar10", clients: int = 20, seeds: int = 10) -> Studied:
+    """FedMD+Global, Fig. 1: the classes that clients hold (at least ten samples), at two Dirichlet parameters."""
+    import numpy as np
+
+    from polyfed.analysis.figures import bubbles
+    from polyfed.data import load, split
+
+    loaded = load(data)
+    labels: dict[str, dict[str, Values]] = {}
+    figures: dict[str, Any] = {}
+    for alpha in (0.5, 0.1):
+        for seed in range(seeds):
+            parts = split(loaded, clients, f"dirichlet:{alpha}", seed)
+            counts = np.array([part.label_counts(parts.num_classes) for part in parts.train])
+            held = {"classes": round(float((counts >= 10).sum(1).mean()), 4)}
+            labels.setdefault(f"dirichlet-{alpha}", {})[str(seed)] = held
+            if not seed:
+                figures[f"dirichlet-{alpha}"] = bubbles(f"{data}, Dirichlet({alpha})", "client", "class", counts)
+    return {"all": labels}, figures
+
+
+def fedvtc_memory(batch: int = 16) -> Studied:
+    """FedVTC, Fig. 3: MB of the largest step of an update, for each network; networks stand where seeds stand."""
+    from polyfed.reproduce.memory import NETWORKS, sizes_of
+
+    labels: dict[str, dict[str, Values]] = {}
+    for place, network in enumerate(NETWORKS):
+        for label, size in sizes_of(network, batch).items():
+            labels.setdefault(label, {})[str(place)] = {"memory": round(size / 1e6, 2)}
+    return {"all": labels}, {}
+
+
+STUDIES: dict[str, Callable[..., Studied]] = {
+    "disturbing": disturbing,
+    "confidence": confidence,
+    "partition": partition,
+    "fedvtc_memory": fedvtc_memory,
+}

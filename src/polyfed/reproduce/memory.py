@@ -1,0 +1,59 @@
+"""What one update keeps in memory, by method, for the five ResNets of FedVTC's Fig. 3.
+
+Parameters, gradients and the activations that autograd keeps, counted (`polyfed.analysis.memory.update_memory`), of the
+step that needs most. Optimizer state is left out.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from polyfed.analysis.memory import update_memory
+from polyfed.build import make_blueprint
+from polyfed.core.method import Method
+from polyfed.core.party import Context, Party, PartyData
+from polyfed.core.samples import Samples
+from polyfed.core.settings import Training
+from polyfed.core.stage import Batch, Stage
+from polyfed.methods.fedvtc import FedVTC
+from polyfed.methods.local import Local
+from polyfed.models import build
+
+NETWORKS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+PROXY = "cnn:16-32-64"  # of FedType
+SHAPE, CLASSES, LATENTS = (3, 32, 32), 10, 4096
+METHODS: dict[str, Method] = {
+    "fedproto": Local(),  # the loss on prototypes keeps nothing more
+    "fedvtc": FedVTC(),
+    "fedvtc-no-dm": FedVTC(lambda_dm=0.0),
+    "fedvtc-joint": FedVTC(joint_training=True),
+}
+
+
+def sizes_of(network: str, batch_size: int) -> dict[str, int]:
+    """Return the bytes of the largest update of each method with a network."""
+    blueprint = make_blueprint(network, network, SHAPE, CLASSES, 0, LATENTS, "linear")
+    ctx = Context(0, 1, 1, Training(epochs=1), CLASSES, SHAPE, 1, blueprints={network: blueprint})
+    rng = torch.Generator().manual_seed(0)
+    x, y = torch.rand(batch_size, *SHAPE, generator=rng), torch.arange(batch_size) % CLASSES
+    found: dict[str, int] = {}
+    for name, method in METHODS.items():
+        assert blueprint.build is not None
+        client = Party(0, None, PartyData(Samples(x, y)))
+        client.models["main"] = blueprint.build()
+        method.setup_client(client, ctx)
+        if isinstance(method, FedVTC):
+            prototypes = torch.zeros(CLASSES, LATENTS)
+            given = {"sigma": torch.ones(LATENTS), "prototypes": prototypes, "classes": torch.arange(CLASSES)}
+            client.inbox.data = given
+            stage = next(method.stages(client, ctx))
+            draws = {key: torch.randn(batch_size, LATENTS, generator=rng) for key in method.draws(client)}
+        else:
+            stage, draws = Stage(method.loss), {}
+        batch = Batch(x, y, draws)
+        found[name] = max(
+            update_memory(update, client.models, batch, stage.aux)["total"] for update in stage.all_updates()
+        )
+    proxy = build(PROXY, SHAPE, CLASSES)  # it stands still while the private network moves
+    found["fedtype"] = found["fedproto"] + sum(p.numel() * p.element_size() for p in proxy.parameters())
+    return found
