@@ -2,8 +2,8 @@
 
 Why this rule (measurements: `python -m benchmarks.rule`, `results/bench/rule.json`; decision 0016):
 
-- A step of a perceptron costs little arithmetic and much overhead; stacked, it is 1.2 to 17 times faster for a client.
-  Convolutions on a CPU are bound by arithmetic: only tiny ones on tiny images gain.
+- A step of a perceptron costs little arithmetic and much overhead; stacked, it is 1.1 to 25 times as fast for a client.
+  Convolutions on a CPU are bound by arithmetic: only small ones on tiny images, or with tiny batches, gain.
 - A batched matrix product computes each client's matrix as if it were alone, so the numbers of a stack of perceptrons
   do not depend on who shares it: not on the number of workers, of ranks, or of clients that take part. Convolutions of
   several clients are one grouped convolution, whose rounding does depend on it.
