@@ -68,8 +68,8 @@ def is_own(model: str) -> bool:
     return is_reference(model) and name not in names() and name.split("-")[0] not in names()
 
 
-def own_model(name: str, option: str = "--models") -> Callable[..., nn.Module]:
-    """Return what `package.module:function` names: a function or class that makes a network.
+def own_model(name: str, option: str = "--models") -> Estimator | Callable[..., nn.Module | Estimator]:
+    """Return what `package.module:function` names: a function or class that makes a network, or an estimator.
 
     Raises
     ------
@@ -78,13 +78,15 @@ def own_model(name: str, option: str = "--models") -> Callable[..., nn.Module]:
     """
     start, near = name.split(":")[0], unknown("model", name.split(":")[0], names())
     try:
-        found: Callable[..., nn.Module] = imported(name, option)
+        found: Estimator | Callable[..., nn.Module | Estimator] = imported(name, option)
     except InputError as error:
         if "." not in start and f"No module named '{start}'" in str(error):
             raise InputError(f"{near} (Nor is there a module '{start}' to import.)") from error
         raise
-    if not callable(found):
-        raise InputError(f"{option} {name} is a {type(found).__name__}: name a function or class that makes a network.")
+    if not (callable(found) or is_estimator(found)):
+        raise InputError(
+            f"{option} {name} is a {type(found).__name__}: name a function or class that makes a network, or an estimator."
+        )
     return found
 
 

@@ -154,7 +154,7 @@ def test_soft_labels_are_what_outputs_say():
 GLOBAL = pf.FedMDGlobal(public_epochs=0, private_epochs=1)
 
 
-@pytest.mark.parametrize("method", [FEDMD, "dsfl", "cronus", GLOBAL])
+@pytest.mark.parametrize("method", [FEDMD, "dsfl", "cronus", GLOBAL, pf.FedDF(distill_steps=20)])
 def test_a_learner_hears_from_the_others_of_a_class_that_it_never_saw(method):
     clients = table()
     assert clients.label_counts()[0].tolist() == [9, 7, 0]
@@ -164,6 +164,44 @@ def test_a_learner_hears_from_the_others_of_a_class_that_it_never_saw(method):
     assert 2 in together.models[0](x).argmax(1)
     assert together.accuracy()["per_client"][0] > alone.accuracy()["per_client"][0]
     assert together.architectures[:2] == MIXED[:2] and together.parameters[:2] == [0, 0]
+
+
+def test_an_ensemble_asks_those_who_cannot_upload():
+    clients = table()
+    result = pf.run("ensemble", clients, MIXED, **QUICK)
+    x, y = clients.test.inputs(), clients.test.labels()
+    mean = sum(result.models[client](x).softmax(1) for client in range(3)) / 3
+    assert result.accuracy()["mean"] == pytest.approx(float((mean.argmax(1) == y).float().mean()))
+    weights = sum(tensor.numel() for tensor in result.models[2].state_dict().values())
+    assert result.history[-1]["bytes_up"] == 4 * weights  # of the one network
+
+
+@pytest.mark.parametrize("options", [{}, {"normalize": "temperature"}, {"select": "cluster", "keep": 2}])
+def test_the_most_confident_may_be_a_learner(options):
+    clients = table()
+    result = pf.run(pf.AMS(**options), clients, MIXED, **QUICK)
+    if not options:
+        x, y = clients.test.inputs(), clients.test.labels()
+        logits = torch.stack([result.models[client](x).detach() for client in range(3)])
+        chosen = logits.amax(2).argmax(0)
+        answers = logits[chosen, torch.arange(len(x))].argmax(1)
+        assert result.accuracy()["mean"] == pytest.approx(float((answers == y).float().mean()))
+        assert len(set(chosen.tolist())) > 1
+    assert 0 < result.accuracy()["mean"] <= 1
+
+
+def test_an_ensemble_is_distilled_from_learners_into_learners():
+    """FedDF's targets are the mean of everybody's logits, those of learners as they were sent."""
+    clients = table()
+    result = pf.run(pf.FedDF(distill_steps=0), clients, MIXED, **QUICK)
+    assert "ensemble" not in result.server.memory  # nobody distills: everybody as alone
+    assert result.accuracy()["per_client"] == pf.run("local", clients, MIXED, **QUICK).accuracy()["per_client"]
+    told = pf.run(pf.FedDF(distill_steps=1), clients, MIXED[:2], **{**QUICK, "rounds": 1})
+    alone = pf.run("local", clients, MIXED[:2], **{**QUICK, "rounds": 1})
+    mean = sum(alone.models[client](clients.public.inputs()) for client in range(3)) / 3
+    torch.testing.assert_close(told.server.memory["ensemble"], mean)
+    rows, outputs = len(clients.public), 3
+    assert told.history[-1]["bytes_up"] == 3 * (4 * rows * outputs + 8)  # logits, and the number of samples
 
 
 @pytest.mark.parametrize("settings", [{"workers": 1}, {"engine": "sequential"}, {"workers": 3}])
@@ -286,7 +324,7 @@ def test_a_learner_of_other_samples_is_refused(tmp_path):
     ("method", "model", "words"),
     [
         ("fedavg", FOREST, r"fedavg needs networks at every client, but client 0 has sklearn:RandomForestClassifier"),
-        ("fedproto", FOREST, "Methods that would work: cronus, dsfl, "),
+        ("fedproto", FOREST, "Methods that would work: ams, cronus, dsfl, "),
         ("dsfl", KNeighborsClassifier(), "client 0 has KNeighborsClassifier, whose fit takes no sample_weight"),
         ("local", "sklearn:RandomForestRegressor", "a learner of classes .* for the task classification, but client 0"),
         ("local", "sklearn:RandomForestClasifier", "did you mean 'RandomForestClassifier'"),
@@ -297,6 +335,9 @@ def test_a_learner_of_other_samples_is_refused(tmp_path):
         ("local", "sklearn", "needs a class"),
         ("local", "sklearn:LogisticRegression@0.5", "has no width rates"),
         (pf.FedMDGlobal(public_epochs=0), FOREST, "name one of its own"),
+        (pf.AMS(distill="zero_shot"), FOREST, "ams needs networks at every client"),
+        (pf.AMS(confidence="first_norm"), FOREST, "ams needs networks at every client"),
+        (pf.FedDF(select_on="test"), FOREST, "feddf needs networks at every client"),
     ],
 )
 def test_what_cannot_be_is_said_before_training(method, model, words):

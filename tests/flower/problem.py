@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from sklearn.ensemble import RandomForestClassifier
 from torch import nn
 
 import polyfed as pf
@@ -66,3 +67,7 @@ class Own(nn.Module):
 
 def own() -> nn.Module:
     return pf.adapt(Own(), head="last", input_shape=(1, 8, 8))
+
+
+def forest() -> RandomForestClassifier:
+    return RandomForestClassifier(n_estimators=5)

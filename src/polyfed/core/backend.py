@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from polyfed.core.message import Message
 from polyfed.core.method import Replies, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context
@@ -51,6 +53,10 @@ class Backend(Protocol):
         `personal` test data; those who have none are left out. Personal figures are those of clients, also where data
         is pooled.
         """
+        ...
+
+    def ask(self, client: int, x: Tensor, ctx: Context) -> Tensor:
+        """Return what a client's model says of inputs: of one that cannot be uploaded (only where clients are near)."""
         ...
 
     def changed(self) -> dict[int, Any]:

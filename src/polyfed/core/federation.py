@@ -104,6 +104,7 @@ class Federation:
             raise InputError("patience needs measurements before the end: leave out evaluate=end.")
         self.patience = Patience(settings.evaluation.patience, task)
         self.ctx.run_stage = lambda stage, party, name: run_stage(stage, party, self.ctx, name)
+        self.ctx.ask = lambda client, x: self.backend.ask(client, x, self.ctx)
         self.saved_at = time.monotonic()
         self.final = False  # the phase at hand is the last one, measured in full
         with self._at_server("setup"):

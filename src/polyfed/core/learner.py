@@ -15,7 +15,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from threading import Lock
+from threading import RLock
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,6 +35,10 @@ BOOK = "lessons"  # in a client's memory: what its learner was last fitted on
 DOUBT = 1e-3  # the share of a prediction that is spread over all classes: nothing is impossible, so logarithms exist
 AT_ONCE = 4096  # samples
 REMEMBERED = 256  # fitted estimators that are kept in memory; others are fitted again when somebody asks
+
+# Estimators work one at a time, beside networks on other threads: scikit-learn sets the process's filters of warnings
+# aside while a forest works, and two at once would not put them back.
+ALONE = RLock()
 
 Part = tuple[Any, Any]  # of one target: the classes that were seen, and what was fitted (None: there was only one)
 
@@ -100,10 +104,11 @@ class Learner(nn.Module):
         Of classes they are log-probabilities without their mean over the classes: the mean of a network's logits does
         not move in training with cross-entropy either, so that both are on one scale.
         """
-        fitted = self.fitted()
-        if fitted is None:
-            return x.new_zeros(len(x), self.outputs, dtype=torch.get_default_dtype())
-        found = fitted(x.detach().cpu().flatten(1).double().numpy())
+        with ALONE:
+            fitted = self.fitted()
+            if fitted is None:
+                return x.new_zeros(len(x), self.outputs, dtype=torch.get_default_dtype())
+            found = fitted(x.detach().cpu().flatten(1).double().numpy())
         return torch.from_numpy(found).to(device=x.device, dtype=torch.get_default_dtype())
 
     def fitted(self) -> Fitted | None:
@@ -111,7 +116,8 @@ class Learner(nn.Module):
         book = self.memory.get(BOOK)
         if book is None:
             return None
-        return self.fits.get((self.owner, book["key"]), lambda: self._fit(book))
+        with ALONE:
+            return self.fits.get((self.owner, book["key"]), lambda: self._fit(book))
 
     def lessons(self) -> dict[str, Any]:
         """Return what the client's learner was last fitted on, as plain values and tensors: for a file."""
@@ -225,21 +231,15 @@ class Fits:
 
     def __init__(self) -> None:
         self._known: OrderedDict[Any, Fitted] = OrderedDict()
-        self._lock = Lock()
 
     def get(self, key: Any, make: Callable[[], Fitted]) -> Fitted:
         """Return what is known under a key, or make it."""
-        with self._lock:
-            found = self._known.get(key)
-            if found is not None:
-                self._known.move_to_end(key)
-                return found
-        found = make()  # two who ask at once make the same thing twice, which is rare and does no harm
-        with self._lock:
-            self._known[key] = found
-            while len(self._known) > REMEMBERED:
-                self._known.popitem(last=False)
-        return found
+        if key not in self._known:
+            self._known[key] = make()
+        self._known.move_to_end(key)
+        while len(self._known) > REMEMBERED:
+            self._known.popitem(last=False)
+        return self._known[key]
 
 
 @dataclass(frozen=True)

@@ -160,6 +160,7 @@ class Context:
     blueprints: dict[str, Blueprint] = field(default_factory=dict)
     infos: dict[int, ClientInfo] = field(default_factory=dict)  # empty at the clients: they do not know each other
     run_stage: Callable[[Stage, Party, str], Trained] | None = field(default=None, repr=False)
+    ask: Callable[[int, Tensor], Tensor] | None = field(default=None, repr=False)  # of the server: see `Asked`
     records: dict[str, Any] = field(default_factory=dict, repr=False)
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)  # what can be computed again: not checkpointed
     task: Task = CLASSIFICATION

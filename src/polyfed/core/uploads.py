@@ -14,6 +14,19 @@ from polyfed.core.samples import Samples
 from polyfed.core.statistics import collect_statistics
 
 
+class Asked(nn.Module):
+    """A client's model that cannot be uploaded, as the server sees it: it is asked about every input."""
+
+    def __init__(self, client: int, ctx: Context) -> None:
+        super().__init__()
+        assert ctx.ask is not None
+        self.client, self.ask = client, ctx.ask
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs of the client's model."""
+        return self.ask(self.client, x)
+
+
 def uploaded_network(client: int, reply: Message, data: Samples, ctx: Context) -> nn.Module:
     """Return a client's network as it was uploaded, good until the next one of its architecture is asked for."""
     return ready_network(ctx.infos[client].architecture, reply.params["main"], data, ctx)
@@ -41,6 +54,10 @@ def ready_network(architecture: str, state: Mapping[str, Tensor], data: Samples,
 
 
 def uploaded_logits(replies: Mapping[int, Message], data: Samples, ctx: Context) -> Iterator[Tensor]:
-    """Yield the logits of every uploaded network on some samples, in prediction mode, one after the other."""
+    """Yield the logits of every uploaded network on some samples, in prediction mode, one after the other.
+
+    Where a client gave logits in the place of a network, these are they.
+    """
     for client, reply in replies.items():
-        yield logits_of(uploaded_network(client, reply, data, ctx), data)
+        given = reply.data.get("logits")
+        yield given if given is not None else logits_of(uploaded_network(client, reply, data, ctx), data)

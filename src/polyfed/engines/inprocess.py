@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from polyfed.core.backend import Measure
 from polyfed.core.errors import InputError
@@ -19,6 +19,7 @@ from polyfed.core.evaluate import Tally, chunk_count, measure_chunks, prepared, 
 from polyfed.core.launch import local_rank, world_size
 from polyfed.core.message import Message
 from polyfed.core.method import EVALUATE, Method, Replies, Step
+from polyfed.core.nets import EVAL, mode
 from polyfed.core.party import Blueprint, ClientInfo, Context, PartyData
 from polyfed.core.samples import Samples
 from polyfed.engines.clients import MEMORY_BUDGET, ClientStore
@@ -148,6 +149,14 @@ class InProcess:
             if isinstance(key, tuple) and key[0] == "initial":
                 self.initial[key] = results[group[0]]
         return {client: results[client] for client in sorted(results)}
+
+    @torch.no_grad()
+    def ask(self, client: int, x: Tensor, ctx: Context) -> Tensor:
+        """Return what a client's model says of inputs."""
+        party = self.store.open(client, ctx, scratch=True)
+        with mode(party.main, EVAL):
+            outputs: Tensor = party.main(x)
+        return outputs
 
     def changed(self) -> dict[int, Any]:
         """Return the trees of clients that were active since the last call."""

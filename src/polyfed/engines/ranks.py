@@ -137,6 +137,15 @@ class Ranks:
             found.update({client: Measure(**fields) for client, fields in _by_client(answer["measures"]).items()})
         return dict(sorted(found.items()))
 
+    def ask(self, client: int, x: Tensor, ctx: Context) -> Tensor:
+        """Ask a client wherever it is."""
+        rank = self.owner[client]
+        if rank == 0:
+            return self.home.ask(client, x, ctx)
+        self._tell({rank: {"order": "ask", "client": client, "x": x.cpu()}})
+        outputs: Tensor = self._answer(rank)["outputs"]
+        return outputs.to(x.device)
+
     def changed(self) -> dict[int, Any]:
         """Collect the trees of clients that were active since the last call: a checkpoint is rank 0's business."""
         return self._collect("changed", self.home.changed())
@@ -234,6 +243,8 @@ def obey(home: InProcess, order: Mapping[str, Any], ctx: Context) -> Tree:
     if kind == "restore":
         home.restore(_by_client(order["states"]))
         return {}
+    if kind == "ask":
+        return {"outputs": home.ask(order["client"], order["x"].to(ctx.device), ctx).cpu()}
     if kind in ("changed", "everything"):
         return {"states": _words(home.changed() if kind == "changed" else everything(home))}
     ctx.round, ctx.phase, ctx.participants = order["round"], order["phase"], tuple(order["participants"])

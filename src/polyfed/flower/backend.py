@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from polyfed.core.backend import Measure
 from polyfed.core.blob import all_finite
 from polyfed.core.checkpoint import read_json, write_json
 from polyfed.core.clientnoise import KEPT
-from polyfed.core.errors import MessageError
+from polyfed.core.errors import InputError, MessageError
 from polyfed.core.federation import Federation
 from polyfed.core.message import Message
 from polyfed.core.method import Replies, Step
@@ -96,6 +97,10 @@ class FlowerBackend:
         part = "test" if on == "sample" else on
         found = {client: read_measure(head, part, ctx) for client, head in self.measured[1].items()}
         return {client: measure for client, measure in found.items() if measure is not None}
+
+    def ask(self, client: int, x: Tensor, ctx: Context) -> Tensor:
+        """Refuse: nobody answers questions of a server here, outside of what the method sends."""
+        raise InputError(f"{self.infos[client]} cannot be asked over the network: its model stays there.")
 
     def changed(self) -> dict[int, Any]:
         """Return nothing: every site keeps its own state on its own disk."""

@@ -112,7 +112,7 @@ def introduce(method: Method, model: ModelSpec, data: SiteData, blueprint: Bluep
         "family": blueprint.family,
         "parameters": blueprint.parameters,
     }
-    share = not in_zoo(model) and method.shares
+    share = not in_zoo(model) and method.shares and blueprint.shapes  # a learner has no weights
     return head, Message(params={"main": blueprint.initial}).to_bytes() if share else b""
 
 
@@ -210,7 +210,7 @@ def _blueprint(name: str, head: Head, blob: bytes, method: Method, run: Mapping[
         num_classes=outputs,
         family=None if head["family"] is None else str(head["family"])[:200],
         parameters=_count(head["parameters"], least=0),
-        initial=_initial(name, blob, shapes, dtypes, bool(method.shares), max_bytes),
+        initial=_initial(name, blob, shapes, dtypes, bool(method.shares and shapes), max_bytes),
         build=None,  # its code is at the site only
         frozen=frozenset(head["frozen"]) & (frozenset(shapes) - frozenset(head["buffers"])),
         cuts=cuts,

@@ -12,6 +12,7 @@ Deviations:
     the first layer) without details; `distill`, `select` and `confidence` are our reading of them.
     `normalize` and `mask_absent` are not in the paper. With `mask_absent` a network abstains from classes it has no
     samples of; among several chosen networks only those that know a class are summed for it.
+    The server asks a client that is no network about every input, as in the ensemble; its logits are log-probabilities.
     The fused predictor is not sent back; clients keep their own networks, measured under `own`.
 """
 
@@ -101,6 +102,10 @@ class AMS(OneShot):
         """Distillation and clustering need public data, the first layer a model that can be cut there."""
         public = {"public"} if self.distill == "unlabeled" or self.select == "cluster" else set()
         return self.needs | public | ({"split3"} if self.confidence != "logit" else set())
+
+    def takes_learners(self) -> bool:
+        """Logits are compared, whoever gives them; a first layer and inputs made by gradients need networks."""
+        return self.distill != "zero_shot" and self.confidence == "logit"
 
     def tells_counts(self) -> bool:
         """Masks, greedy choice and data impressions need to know which labels a client has."""

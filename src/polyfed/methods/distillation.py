@@ -134,11 +134,15 @@ class EnsembleDistillation(FedAvg):
             return
         data, validation = self.split(server, ctx)
         data, targets = self.lesson(replies, data, ctx)
+        self.agreed(server, targets, ctx)
         if len(data):
             students = self.students(ctx)
             losses = {s.name: self.teach(server, s, data, targets, validation, ctx) for s in students}
             ctx.log("distillation", {"loss": losses, "samples": len(data), "selected_on": self.select_on})
             self.refresh(server, ctx)
+
+    def agreed(self, server: Party, targets: Tensor, ctx: Context) -> None:
+        """Take note of the target of a round's distillation."""
 
     def lesson(self, replies: Mapping[int, Message], data: Samples, ctx: Context) -> tuple[Samples, Tensor]:
         """Return samples and the ensemble's logits on them, the target of Eq. (1)."""

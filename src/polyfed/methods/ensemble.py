@@ -7,6 +7,8 @@ Deviations:
     Nothing is sent to the clients: each starts from the initial state of its architecture, made from the run's seed.
     Integer buffers (BatchNorm's batch counter) and frozen parameters are not sent: the server has the latter from the
     initial state.
+    A client that is no network uploads nothing of it: the server asks it about every input, in simulation only. What
+    questions and answers cost is not counted, as no predictions are.
     With `weights="class"` probabilities are scaled to sum to 1 (the largest stays the largest).
 """
 
@@ -28,6 +30,7 @@ from polyfed.core.privacy import Releases
 from polyfed.core.releases import class_counts
 from polyfed.core.rng import SERVER
 from polyfed.core.stage import Aux, Batch, Stage
+from polyfed.core.uploads import Asked
 from polyfed.fusion.networks import Averaged
 from polyfed.ops.selection import class_weights
 
@@ -103,7 +106,7 @@ class OneShot(Method):
     def whole(self, client: int, reply: Message, ctx: Context) -> State:
         """Return an uploaded network with its frozen parameters, which stayed as they were in the initial state."""
         blueprint = ctx.blueprints[ctx.infos[client].architecture]
-        return {**{n: blueprint.initial[n].to(ctx.device) for n in blueprint.frozen}, **reply.params["main"]}
+        return {**{n: blueprint.initial[n].to(ctx.device) for n in blueprint.frozen}, **reply.params.get("main", {})}
 
     def held(self, server: Party) -> list[int]:
         """Return the clients whose networks the server holds, in ascending order (a checkpoint sorts them as words)."""
@@ -119,6 +122,8 @@ class OneShot(Method):
 
     def network(self, client: int, state: State, ctx: Context) -> nn.Module:
         """Return a network of a client's architecture for predictions; it holds the given tensors, not copies."""
+        if "learner" in ctx.blueprints[ctx.infos[client].architecture].properties:
+            return Asked(client, ctx)
         network = copy.deepcopy(ctx.replica(ctx.infos[client].architecture))
         network.load_state_dict(state, strict=False, assign=True)  # integer buffers do not travel
         return network.requires_grad_(False).eval()
@@ -176,6 +181,10 @@ class Ensemble(OneShot):
         """Weights by class need classes."""
         return self.needs | ({"classes"} if self.weights == "class" else set())
 
+    def takes_learners(self) -> bool:
+        """Predictions are averaged, whoever makes them."""
+        return True
+
     def tells_counts(self) -> bool:
         """Class weights need the label counts."""
         return self.weights == "class"
@@ -189,4 +198,5 @@ class Ensemble(OneShot):
 
 def l1_norm(parameters: Mapping[str, Tensor]) -> Tensor:
     """Return the sum of absolute values over all parameters."""
-    return torch.stack([parameter.abs().sum() for parameter in parameters.values()]).sum()
+    sums = [parameter.abs().sum() for parameter in parameters.values()]
+    return torch.stack(sums).sum() if sums else torch.tensor(0.0)  # a learner has none

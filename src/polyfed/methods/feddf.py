@@ -20,19 +20,28 @@ Deviations:
     T² in Eq. (2) is not in the released loss; it is 1 by default.
     The released option `avg_losses` has the gradient of `ensemble="probs"` and is not offered apart.
     A teacher whose BatchNorm statistics were not uploaded gets those of the public data.
+    A client that is no network has no weights to average: it uploads its logits on the public data, is a teacher in
+    Eq. (2) as the others are, and learns from what the ensemble says there; it is its own student. Such a federation
+    chooses nothing (`select_on`, `drop_worst`). It hears the ensemble at the beginning of its next round.
     FedFusion's distillation set, optimizer and length are not named: public data, and FedFD's choices here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+from torch import Tensor
+
+from polyfed.core.distill import distillation_loss
 from polyfed.core.fields import AtLeastOne, Count, OptimizerName, PartShare, Positive
 from polyfed.core.message import Message
-from polyfed.core.method import Step
-from polyfed.core.party import Blueprint, Context, Party
+from polyfed.core.method import EVALUATE, Combination, Local, Step
+from polyfed.core.needs import EXPLAINED
+from polyfed.core.party import Blueprint, ClientInfo, Context, Party
+from polyfed.core.passes import logits_of
+from polyfed.core.stage import Stage
 from polyfed.core.views import largest_first
 from polyfed.methods.distillation import EnsembleDistillation
 from polyfed.methods.heterofl import STATISTICS, HeteroFL
@@ -53,11 +62,69 @@ class FedDF(EnsembleDistillation):
     name: ClassVar[str] = "feddf"
     paper: ClassVar[str] = "Lin et al. 2020"
 
+    combines: ClassVar[Mapping[str, Combination]] = {"params/main": "apart", "data/logits": "apart"}
+
     view: Literal["same_arch", "full"] = "same_arch"  # each prototype has a network of its own
+
+    def takes_learners(self) -> bool:
+        """Only predictions of the ensemble count; to choose among networks needs networks."""
+        return self.select_on == "none"
+
+    def requirements(self) -> frozenset[str]:
+        """As others, but the server builds only networks (see `misfit`)."""
+        return super().requirements() - {"builds"}
+
+    def misfit(
+        self, infos: Sequence[ClientInfo], blueprints: Mapping[str, Blueprint], input_shape: tuple[int, ...]
+    ) -> str | None:
+        """Return which network the server cannot build, or what the average lacks."""
+        hidden = [i for i in infos if blueprints[i.architecture].build is None and not is_learner(i, blueprints)]
+        if hidden:
+            return f"{EXPLAINED['builds']}, but the model of {hidden[0]} is known to that client only"
+        return super().misfit(infos, blueprints, input_shape)
+
+    def global_architecture(self, ctx: Context) -> Blueprint | None:
+        """Return the one network's architecture; a learner is none."""
+        found = super().global_architecture(ctx)
+        return None if found is None or "learner" in found.properties else found
+
+    def students(self, ctx: Context) -> list[Blueprint]:
+        """Return the architectures of networks."""
+        return [blueprint for blueprint in super().students(ctx) if "learner" not in blueprint.properties]
 
     def fuse(self, server: Party, replies: Mapping[int, Message], step: Step, ctx: Context) -> None:
         """Average by architecture, Eq. (1), which ends with the distillation, `refine`."""
         super().fuse(server, self.kept(server, replies, ctx), step, ctx)
+
+    def agreed(self, server: Party, targets: Tensor, ctx: Context) -> None:
+        """Keep what the ensemble says, where somebody will hear it."""
+        if any(is_learner(info, ctx.blueprints) for info in ctx.infos.values()):
+            server.memory["ensemble"] = targets
+
+    # --- learners ---
+
+    def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
+        """Send a network's average, or what the ensemble said last of the public data."""
+        if not is_learner(info, ctx.blueprints):
+            return super().send(server, info, step, ctx)
+        said = server.memory.get("ensemble")
+        return Message() if said is None or step.name == EVALUATE.name else Message(data={"logits": said})
+
+    def local(self, client: Party, step: Step, ctx: Context) -> Local:
+        """Train and return weights; or learn from the ensemble and from own data, and tell what one thinks."""
+        assert client.info is not None
+        if not is_learner(client.info, ctx.blueprints):
+            return (yield from super().local(client, step, ctx))
+        if "logits" in client.inbox.data:
+            targets = client.inbox.data["logits"]
+            options: dict[str, Any] = {
+                "columns": {"target": targets},
+                "aux": {"temperature": self.temperature},
+                "targets": targets,
+            }
+            yield Stage(distillation_loss, data=client.public, **options)
+        yield self.stage(client, ctx)
+        return Message(data={"logits": logits_of(client.main, client.public)}, meta={"samples": len(client.train)})
 
 
 @dataclass(frozen=True)
@@ -93,3 +160,8 @@ class FedDFHetero(EnsembleDistillation, HeteroFL):
     def students(self, ctx: Context) -> list[Blueprint]:
         """Return the widest network alone: the others are its slices."""
         return largest_first(ctx.blueprints)[:1]
+
+
+def is_learner(info: ClientInfo, blueprints: Mapping[str, Blueprint]) -> bool:
+    """Tell whether a client's model is no network."""
+    return "learner" in blueprints[info.architecture].properties
