@@ -85,7 +85,8 @@ def own_model(name: str, option: str = "--models") -> Estimator | Callable[..., 
         raise
     if not (callable(found) or is_estimator(found)):
         raise InputError(
-            f"{option} {name} is a {type(found).__name__}: name a function or class that makes a network, or an estimator."
+            f"{option} {name} is a {type(found).__name__}: name a function or class that makes a network, or an "
+            "estimator."
         )
     return found
 
