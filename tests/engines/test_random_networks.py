@@ -85,7 +85,14 @@ class ModuleDropout(FunctionalDropout):
 
 
 RANDOM = [FunctionalDropout, AlwaysDropout, Recurrent, Attention, Noise, OtherGenerators]
-networks = pytest.mark.parametrize("network", [*RANDOM, ModuleDropout], ids=lambda kind: kind.__name__)
+EVERYDAY = (FunctionalDropout, Recurrent, ModuleDropout)  # one of each kind; make test-long has the others
+networks = pytest.mark.parametrize(
+    "network",
+    [
+        pytest.param(kind, id=kind.__name__, marks=() if kind in EVERYDAY else pytest.mark.long)
+        for kind in (*RANDOM, ModuleDropout)
+    ],
+)
 
 
 def run(network, disturb=0, method="fedavg", **more):

@@ -41,6 +41,7 @@ def on_ranks(number: int, cases: list[str], folder: Path) -> dict[str, Any]:
     return json.loads(file.read_text())
 
 
+@pytest.mark.long  # two processes that load torch
 def test_two_ranks_give_the_results_of_one_process(tmp_path: Path) -> None:
     assert on_ranks(2, FEW, tmp_path) == {name: figures(name) for name in FEW}
 
