@@ -248,12 +248,12 @@ class Stepper:
     def _private(self, guard: PrivateTraining, batch: Batch, aux: Mapping[str, Any], totals: Totals | None) -> Tensor:
         """Set the noisy gradient, changed by the update's own rule, and return the loss."""
         numbers = range(len(self.update.losses))
-        losses, each = zip(*(guard.gradient(self.update, self.chosen, batch, aux, n) for n in numbers), strict=True)
-        grads, loss = each[0], losses[0]
+        found = [guard.gradient(self.update, self.chosen, batch, aux, number) for number in numbers]
+        loss, grads = found[0]
         if totals is not None:
             totals.add_gradients(grads)
         if self.update.gradients is not None:
-            grads = self.update.gradients(each, aux)
+            grads = self.update.gradients(tuple(each for _, each in found), aux)
         for key, group in self.chosen.items():
             for name, parameter in group.items():
                 parameter.grad = grads[key][name]
