@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from polyfed.cli.commands import app
 from polyfed.cli.reproduce import parse_budget
 from polyfed.core.errors import InputError
 from polyfed.reproduce.cost import Speed, cost_of, guess, operations, seconds_of
@@ -212,6 +214,23 @@ def test_costs_are_counted_from_the_networks(place):
     run(place)
     after = cost_of(entry, "mini", place, guess(speed))
     assert before.missing == before.minutes and after.missing < before.missing + 1e-9
+
+
+def test_the_command(place, monkeypatch):
+    monkeypatch.chdir(place)
+
+    def polyfed(*words):
+        done = CliRunner().invoke(app, ["reproduce", *words])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    assert "ams/table9" in (listed := polyfed()) and "mini 0 min; paper 0 min" in listed
+    assert "budget is used up" in polyfed("ams/table9", "--scale", "mini", "--budget", "0s", "--quiet")
+    assert "| two | ams - ensemble | +10.00 |" in polyfed("ams/table9", "--scale", "mini", "--quiet")
+    assert "seeds 5" in polyfed("ams")
+    polyfed("--costs")
+    polyfed("--pages")
+    assert "paper**: not measured, about" in (place / "docs" / "reproductions" / "ams.md").read_text()
 
 
 def test_budgets_are_times():

@@ -18,7 +18,8 @@ def disturbing(seeds: int = 40, **cases: Mapping[str, Any]) -> Studied:
     from polyfed.analysis.command import disturbing_figures
     from polyfed.analysis.disturbing import disturbing as study
 
-    found, figures = {}, {}
+    found: dict[str, dict[str, dict[str, Values]]] = {}
+    figures: dict[str, Any] = {}
     for name, options in cases.items():
         told = study(seeds, examples=range(seeds), **options)
         labels: dict[str, dict[str, Values]] = {}
@@ -28,7 +29,8 @@ def disturbing(seeds: int = 40, **cases: Mapping[str, Any]) -> Studied:
                 labels.setdefault(label, {})[seed] = {"accuracy": round(100 * run[label], 3)}
             labels.setdefault("better local", {})[seed] = {"accuracy": round(100 * max(run["left"], run["right"]), 3)}
         found[name] = labels
-        figures |= {f"{name}-{kind}": figure for kind, figure in disturbing_figures(told).items()}
+        if not figures:  # those of the first case are enough
+            figures = {f"{name}-{kind}": figure for kind, figure in disturbing_figures(told).items()}
     return found, figures
 
 
