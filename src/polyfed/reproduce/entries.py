@@ -25,11 +25,12 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from polyfed.command import setting_words
 from polyfed.core.errors import InputError, unknown
 from polyfed.experiment import Experiment, experiment_of
 
@@ -173,10 +174,11 @@ class Entry:
 
     def folder(self, scale: str, case: Case) -> Path:
         """Return where its runs are kept: entries of a paper with equal settings share them."""
-        base = self.experiment(scale, case).base.dump()
-        for name in ("method", "label", "seed", "fingerprint"):
-            base.pop(name)
-        digest = hashlib.blake2b(json.dumps(base, sort_keys=True).encode(), digest_size=4).hexdigest()
+        base = self.experiment(scale, case).base
+        words = setting_words(
+            replace(base, seed=0)
+        )  # what is not a default: a setting that is new later changes nothing
+        digest = hashlib.blake2b(json.dumps(words).encode(), digest_size=4).hexdigest()
         return Path(self.paper) / f"{scale}-{digest}"
 
 
