@@ -20,7 +20,7 @@ from polyfed.core.method import Method, Step
 from polyfed.core.party import ClientInfo, Context, Party, PartyData
 from polyfed.core.places import Place, kind_of
 from polyfed.core.rng import generator
-from polyfed.core.robust import _rebuilt, reference_of, tabled
+from polyfed.core.robust import rebuilt, reference_of, tabled
 from polyfed.core.samples import Samples
 from polyfed.core.trust import IN_DATA, Attack
 
@@ -109,7 +109,7 @@ def falsified(
             how = method.combines.get(kind_of(name))
             if how is not None and tensor.is_floating_point():
                 tensors[name] = _false(attack, name, how, tensor, honest, rng)
-        found[client] = _rebuilt(replies[client], tensors)
+        found[client] = rebuilt(replies[client], tensors)
     return found
 
 
@@ -174,7 +174,7 @@ def _colluding(
                 else:
                     new[place.rows] += change
                 found[client][name] = new
-    return {c: _rebuilt(message, found[c]) if c in found else message for c, message in replies.items()}
+    return {c: rebuilt(message, found[c]) if c in found else message for c, message in replies.items()}
 
 
 def alie_z(clients: int, bad: int) -> float:

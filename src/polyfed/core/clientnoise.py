@@ -28,10 +28,10 @@ from polyfed.core.party import Blueprint, Context, Party
 from polyfed.core.privacy import BudgetSpent, Privacy, Spent, added, epsilon_of
 from polyfed.core.robust import (
     Common,
-    _rebuilt,
     held_by,
     held_entries,
     placed_replies,
+    rebuilt,
     reference_of,
     replaced,
     squares_of,
@@ -100,7 +100,7 @@ def with_noise(
     table = in_order(tabled(placed, replies, reference))
     if not table:
         return dict(replies)
-    starts = in_order(tabled(placed, {c: _rebuilt(m, dict(m.tensors()) | reference[c]) for c, m in replies.items()}))
+    starts = in_order(tabled(placed, {c: rebuilt(m, dict(m.tensors()) | reference[c]) for c, m in replies.items()}))
     sigma = privacy.multiplier(1.0, planned_replies)
     entries = sum(common.values.shape[1] for common in table)
     own = sum((held_by(common) for common in table), torch.zeros(len(replies)).double())

@@ -262,7 +262,7 @@ def replaced(
                 kept[place.rows] = new
                 new = kept
             found[client][name] = new.reshape(tensor.shape)
-    return {client: _rebuilt(message, found[client]) for client, message in replies.items()}
+    return {client: rebuilt(message, found[client]) for client, message in replies.items()}
 
 
 # --- rules that look at senders ---
@@ -349,7 +349,7 @@ def shortened(
         for client, bag in bags.items():
             factor = (bound / lengths[client].clamp(min=1e-30)).clamp(max=1.0)
             found[client][kind] = bag * factor.view(-1, *(1,) * (bag.dim() - 1))
-    return {client: _rebuilt(message, found[client]) for client, message in replies.items()}
+    return {client: rebuilt(message, found[client]) for client, message in replies.items()}
 
 
 def far_bags(bags: Sequence[Common], clients: Sequence[int]) -> list[int]:
@@ -394,7 +394,7 @@ def _has_rows(message: Message, kind: str) -> bool:
     return name in message.data and len(message.data[name]) > 0
 
 
-def _rebuilt(message: Message, tensors: Mapping[str, Tensor]) -> Message:
+def rebuilt(message: Message, tensors: Mapping[str, Tensor]) -> Message:
     """Return a message with other values: what came may still be a client's own memory."""
     return Message(
         {m: {n: tensors[f"params/{m}/{n}"] for n in state} for m, state in message.params.items()},
