@@ -121,6 +121,7 @@ def test_a_site_works_on_one_thread(threads, tmp_path):
     site.method = lambda head: method
     training = {**vars(pf.Training())}
     run = {"federation": "0" * 16, "seed": 0, "feature_dim": None, "feature_adapter": "linear", "rounds": 1}
+    run |= {"method": "local", "options": {}}
     head = {"run": {**run, "training": training, "public_classes": None}, "id": 0, "architecture": "mlp:1x8"}
     head |= {"round": 1, "phase": "round", "position": 0, "clients": 1, "participants": [0]}
     head |= {"step": {"name": "main", "who": "selected", "down": True, "up": True}}

@@ -89,7 +89,7 @@ def test_names_of_the_classes_may_be_given_to_load():
         ([0, -1, 0, 1], [0], r"Label -1 in row 1 of the training set .* negative"),
         ([0, 1, 0, 1], [0, -2], r"Label -2 in row 1 of the test set .* negative"),
         ([0, 1.5, 0, 1], [0], r"Label 1.5 in row 1 of the training set .* whole numbers"),
-        ([0, np.nan, 0, 1], [0], r"Label nan in row 1"),
+        ([0, np.nan, 0, 1], [0], r"Row 1 of .* has no label"),
         ([101.0, 230.0, 77.0, 230.0, 12.0], [77.0], r"4 different numbers in 5 rows"),
         (["ill", None, "well"], ["ill"], r"Row 1 of the training set .* has no label"),
         ([0, None, 1], [0], r"Row 1 of the training set .* has no label"),

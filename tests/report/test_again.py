@@ -88,6 +88,10 @@ VALUES: list[tuple[str, Any, dict[str, Any]]] = [
     ("noise_multiplier", 3.0, {**PRIVATE, "epsilon": 50.0}),
     ("max_norm", 0.5, {**PRIVATE, "epsilon": 50.0}),
     ("clipping", "layer", {**PRIVATE, "epsilon": 50.0}),
+    ("unit", "client", {**PRIVATE, "epsilon": 50.0}),
+    ("release_norm", 2.0, {**PRIVATE, "method": "fedproto", "epsilon": 50.0}),
+    ("release_share", 0.25, {**PRIVATE, "method": "fedproto", "epsilon": 50.0}),
+    ("scaling", "own", {"data": "table", "own_test": 0.25}),
     ("sweep", {"lr": [0.1, 0.2]}, {"validation": 0.2}),
 ]
 

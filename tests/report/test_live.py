@@ -150,8 +150,8 @@ def start(words):
 
 def stop_after_first_line(process):
     """Read progress until a round is done, press Ctrl-C, and return the last round printed and the error text."""
-    first = process.stdout.readline()
-    assert "round" in first, first + process.stderr.read()
+    chosen, first = process.stdout.readline(), process.stdout.readline()
+    assert "mlp:1x8 as stacks" in chosen and "round" in first, (chosen, first)
     process.send_signal(signal.SIGINT)
     rest, errors = process.communicate(timeout=120)
     rounds = [int(row.split("round")[1].split("/")[0]) for row in (first + rest).splitlines() if "/5000" in row]
@@ -204,7 +204,7 @@ def test_progress_is_one_line_a_round_on_the_error_stream(capsys):
     shown = capsys.readouterr()
     assert shown.out == ""
     rounds = [row.split("accuracy")[0].split() for row in shown.err.splitlines()]
-    assert rounds == [["local", "round", "1/2"], ["local", "round", "2/2"]]
+    assert rounds == [["local", "mlp:1x4", "as", "stacks"], ["local", "round", "1/2"], ["local", "round", "2/2"]]
 
 
 def test_without_a_terminal_a_run_is_silent(capsys):

@@ -199,9 +199,10 @@ def _tell_missing(say: Callable[[str], None], line: dict[str, Any]) -> None:
 def _config(given: dict[str, Any], told: dict[str, str | None]) -> Config:
     """Return the configuration from the options, or that of the run that is resumed."""
     from polyfed.api import prolonged
+    from polyfed.command import parse_value
     from polyfed.config import read_config
     from polyfed.core.settings import Execution
-    from polyfed.experiment import parse_value, read_experiment
+    from polyfed.experiment import read_experiment
 
     if given["resume"]:
         config = read_config(given["out"])

@@ -65,23 +65,26 @@ class Made(Samples):
     """Samples of one client that are made when somebody looks at them."""
 
     __slots__ = ("_client", "_length", "_maker")
+    _client: int
+    _length: int
+    _maker: Maker
 
     def __init__(self, maker: Maker, client: int, length: int) -> None:
         for name, value in (("_maker", maker), ("_client", client), ("_length", length)):
             object.__setattr__(self, name, value)
 
     def __len__(self) -> int:
-        return self._length  # type: ignore[no-any-return]
+        return self._length
 
     @property
     def x(self) -> Tensor:  # type: ignore[override]
         """The inputs, as they were made."""
-        return self._maker(self._client, self._length)[0]  # type: ignore[no-any-return]
+        return self._maker(self._client, self._length)[0]
 
     @property
     def y(self) -> Tensor:  # type: ignore[override]
         """The labels."""
-        return self._maker(self._client, self._length)[1]  # type: ignore[no-any-return]
+        return self._maker(self._client, self._length)[1]
 
     @property
     def index(self) -> None:  # type: ignore[override]
@@ -91,7 +94,7 @@ class Made(Samples):
     @property
     def scaling(self) -> Scaling:  # type: ignore[override]
         """How values become inputs."""
-        return self._maker.scaling  # type: ignore[no-any-return]
+        return self._maker.scaling
 
     def select(self, index: Tensor) -> Samples:
         """Return a smaller view of what was made."""

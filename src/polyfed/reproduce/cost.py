@@ -80,7 +80,7 @@ def operations(spec: str, shape: tuple[int, ...]) -> int:
         network = build(spec, shape, 10)
         with FlopCounterMode(display=False) as counter, torch.no_grad(), mode(network, EVAL):
             network(torch.zeros(1, *shape))
-    return counter.get_total_flops()
+    return int(counter.get_total_flops())
 
 
 def seconds_of(config: Config, speed: Speed) -> float:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from polyfed.reproduce.entries import SCALES, Entry
-from polyfed.reproduce.results import read_result
-from polyfed.reproduce.running import Plan, Result
+from polyfed.reproduce.results import Result, read_result
+from polyfed.reproduce.running import Plan
 
 LAST = 9  # an entry without an order
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -215,7 +215,7 @@ def _computed(entry: Entry, scale: str, result: Result, root: Path) -> Result:
     from polyfed.reproduce.counts import COUNTS
     from polyfed.reproduce.studies import STUDIES
 
-    figures: dict[str, Any] = {}
+    figures: Mapping[str, Any] = {}
     if entry.kind == "count":
         counted = COUNTS[entry.told["count"]]()
         found = {name: {label: {"0": values} for label, values in labels.items()} for name, labels in counted.items()}
