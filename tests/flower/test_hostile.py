@@ -39,7 +39,7 @@ WEIGHTS = {
     "nan": "NaN or infinite",
     "inf": "NaN or infinite",
     "huge": "beyond 1e+10",
-    "heavy": "joined with 23",
+    "heavy": "beyond every count",
     "negative": "joined with 23",
     "no-meta": "'samples' is missing",
     "word": "joined with 23",
