@@ -1,7 +1,8 @@
 """Measure what rules and privacy do, run by run, into results/trust: `python experiments/trust/measure.py robustness`.
 
 Every finished run is one line of a file; a run that is there already is not done again, so that the same command goes
-on where it was stopped. `--seeds 5` asks for all seeds of the page, `--share 0.1` for one share of malicious clients.
+on where it was stopped. `--seeds 5` asks for all seeds of the page, `--share 0.1` for one share of malicious clients,
+`--part 1/2` and `--part 2/2` for the halves that two processes may do at the same time.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import polyfed as pf
 from polyfed.core.errors import InputError, TrainingError
 from polyfed.core.robust import fits
@@ -25,8 +28,9 @@ TRAINING = pf.Training(epochs=4, lr=0.3, momentum=0.9, batch_size=256)
 FEATURES = pf.Training(epochs=4, lr=0.1, momentum=0.9, batch_size=64)
 ONCE = pf.Training(epochs=30, lr=0.3, momentum=0.9, batch_size=256)
 CLIENTS, ROUNDS = 10, 10
-ATTACKS = ("signflip", "scale::-10", "scale::1000", "random", "alie")  # the first and the last at every share
+ATTACKS = ("signflip", "alie", "scale::-10", "scale::1000", "random")  # the first two at every share
 SHARES = (0.1, 0.2, 0.4)
+EVERY, ADVISED = tuple(RULES), ("multikrum", "norm", "distance")  # all rules; those that a user would weigh up
 RESULTS = Path(__file__).parents[2] / "results" / "trust"
 # One method of each family: its networks, the size of features, public data, and hyper-parameters.
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -50,16 +54,23 @@ def clients(seed: int, public: int | None, partition: str = "dirichlet:0.5") -> 
 
 
 def robust_runs(seeds: int, shares: tuple[float, ...]) -> Iterator[dict[str, Any]]:
-    """Yield what is to be run, the most telling first: no attack, the first attack at every share, then the others."""
-    first = [(share, ATTACKS[0]) for share in shares]
-    others = [(shares[0], attack) for attack in ATTACKS[1:]] + [(share, ATTACKS[-1]) for share in shares[1:]]
-    for share, attack in ((0.0, ""), *first, *others):
+    """Yield what is to be run, the most telling first: a run that is not reached is "not measured" on the page."""
+    small, *larger = shares
+    wanted: list[tuple[float, str, tuple[str, ...]]] = [(0.0, "", EVERY), (small, ATTACKS[0], EVERY)]
+    wanted += [(small, attack, ADVISED) for attack in ATTACKS[1:]]
+    wanted += [(share, ATTACKS[0], EVERY) for share in larger]
+    wanted += [(small, attack, EVERY) for attack in ATTACKS[1:]]
+    wanted += [(share, ATTACKS[1], names) for names in (ADVISED, EVERY) for share in larger]
+    listed: dict[str, dict[str, Any]] = {}
+    for share, attack, names in wanted:
         name, _, strength = attack.partition("::")
         text = f"{name}:{share:g}" + (f":{strength}" if strength else "") if share else None
         for seed in range(seeds):
             for method in FAMILIES:
-                for rule in (None, *(rules(share))):
-                    yield {"seed": seed, "method": method, "share": share, "attack": text, "robust": rule}
+                for rule in (None, *(r for r in rules(share) if r.partition(":")[0] in names)):
+                    what = {"seed": seed, "method": method, "share": share, "attack": text, "robust": rule}
+                    listed.setdefault(key(what), what)
+    yield from listed.values()
 
 
 def rules(share: float) -> list[str]:
@@ -142,8 +153,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--share", type=float, action="append")
     parser.add_argument("--method", action="append", choices=[*FAMILIES])
+    parser.add_argument("--part", default="1/1", help="which of how many processes: 1/2, 2/2")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after the run at hand")
     given = parser.parse_args()
+    torch.set_num_threads(1)  # networks are tiny: a second thread costs more than it brings
     if given.kind == "membership":
         from membership import measure
 
@@ -153,9 +166,10 @@ def main() -> None:
     path = RESULTS / f"{given.kind}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     done = {key(json.loads(line)) for line in path.read_text().splitlines()} if path.is_file() else set()
+    part, parts = (int(number) for number in given.part.split("/"))
     end = time.monotonic() + 60 * given.minutes
-    for what in listed(given.seeds, tuple(given.share or SHARES)):
-        if key(what) in done or (given.method and what["method"] not in given.method):
+    for number, what in enumerate(listed(given.seeds, tuple(given.share or SHARES))):
+        if number % parts != part - 1 or key(what) in done or (given.method and what["method"] not in given.method):
             continue
         if time.monotonic() > end:
             print("Stopped: the same command goes on.")
@@ -164,7 +178,7 @@ def main() -> None:
             found = work(what)
         except (TrainingError, InputError) as error:
             found = {"error": str(error)}
-        with path.open("a") as file:
+        with path.open("a") as file:  # one short write at the end of the file: two processes do not mix their lines
             file.write(json.dumps(what | found) + "\n")
     print("Everything is measured.")
 

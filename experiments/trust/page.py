@@ -12,7 +12,7 @@ RESULTS = ROOT / "results" / "trust"
 START, END = "<!-- figures -->", "<!-- end of figures -->"
 NOTHING = "not measured"
 SEEDS, BAR = 5, 3.0  # wanted; and how many points one bad client of ten may cost
-RULES = ["none", "median", "trimmed", "geometric", "krum", "multikrum", "norm", "cosine"]
+RULES = ["none", "median", "trimmed", "geometric", "krum", "multikrum", "norm", "distance", "cosine"]
 
 
 def lines_of(name: str) -> list[dict[str, Any]]:

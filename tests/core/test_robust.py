@@ -58,6 +58,8 @@ def fused(made, rule, replies):
         (Rule("krum", 0.2), 3.0),  # the smallest sum of two squared distances: 1 + 1
         (Rule("multikrum", 0.2), (0.5 + 2 + 3 + 4) / 4),
         (Rule("cosine", 0.0), (0.5 + 2 + 3 + 4 + 1000) / 5),  # all in one direction
+        (Rule("distance", 2.0), (0.5 + 2 + 3 + 4) / 4),  # from a majority: 2.5, 1.5, 1, 2 and 997
+        (Rule("distance", 1000.0), (0.5 + 2 + 3 + 4 + 1000) / 5),
         (Rule("norm"), (0.5 + 2 + 3 + 3 + 3) / 5),  # nobody moves farther than the median
     ],
 )
@@ -81,6 +83,23 @@ def test_the_cosine_filter_leaves_out_who_goes_the_other_way():
     moved, seen = fused(made, Rule("cosine", 0.0), replies)
     assert sorted(seen) == [0, 1, 2, 3] and made.ctx.records["left_out"] == [4]
     assert torch.allclose(moved, torch.full_like(moved, 2.5), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "out"),
+    [
+        ([1.0, 2.0, 3.0, 4.0, 5.0], []),  # nobody sticks out: unlike multikrum, nobody is left out
+        ([1.0, 1.0, 1.0, 1.0, 1.0], []),
+        ([1.0, 2.0, 3.0, 50.0, 50.0], [3, 4]),  # two that agree are no majority
+        ([2.0, 2.1, 50.0], [2]),
+    ],
+)
+def test_only_who_is_far_from_the_majority_is_left_out(changes, out):
+    made = federation(FedAvg(), len(changes))
+    replies, _ = weights(made, changes)
+    _, seen = fused(made, Rule("distance", 2.0), replies)
+    assert sorted(seen) == [client for client in range(len(changes)) if client not in out]
+    assert made.ctx.records.get("left_out", []) == out
 
 
 def test_replies_are_not_changed_in_place():
@@ -224,7 +243,7 @@ def test_controls_stand_beside_a_rule_and_an_attack_and_are_what_they_are_withou
 
 
 @pytest.mark.parametrize(
-    "text", ["trimed:0.2", "trimmed:0.5", "trimmed:x", "median:3", "norm:0", "cosine:2", "krum:-1"]
+    "text", ["trimed:0.2", "trimmed:0.5", "trimmed:x", "median:3", "norm:0", "cosine:2", "krum:-1", "distance:0.5"]
 )
 def test_rules_that_do_not_exist_are_refused(text):
     with pytest.raises(InputError, match="robust"):

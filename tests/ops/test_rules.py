@@ -13,6 +13,7 @@ from polyfed.ops.robust import (
     held_median,
     held_trimmed_mean,
     krum_scores,
+    majority_distances,
     squared_distances,
 )
 
@@ -68,6 +69,15 @@ def test_a_sender_that_nobody_can_be_compared_with_scores_last():
     squares = torch.tensor([[0.0, 1.0, math.inf], [1.0, 0.0, math.inf], [math.inf, math.inf, 0.0]]).double()
     scores = krum_scores(squares, 0)
     assert scores[2] == math.inf and scores[0] == scores[1] < math.inf
+
+
+def test_the_distance_to_a_majority_by_hand():
+    # Of five, a client and two others are a majority. Two that agree with each other only do not come near one.
+    points = torch.tensor([[0.0], [1.0], [3.0], [50.0], [50.0]])
+    squares, _ = squared_distances(points)
+    assert majority_distances(squares).tolist() == [3, 2, 3, 47, 47]
+    alone = torch.tensor([[0.0, 4.0, math.inf], [4.0, 0.0, math.inf], [math.inf, math.inf, 0.0]]).double()
+    assert majority_distances(alone).tolist() == [2, 2, math.inf]
 
 
 def test_cosines_by_hand():

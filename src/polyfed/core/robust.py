@@ -2,8 +2,8 @@
 
 A rule either finds one value for every entry that clients hold (`median`, `trimmed`, `geometric`): each reply then says
 that value wherever its sender holds the entry, so that the method's own mean, with any weights, is the rule's value. Or
-it looks at each sender: those that stick out are left out (`krum`, `multikrum`, `cosine`), or their change is shortened
-(`norm`), and the method does with the rest what it always does. docs/decisions/0015-robust.md says why.
+it looks at each sender: those that stick out are left out (`krum`, `multikrum`, `distance`, `cosine`), or their change
+is shortened (`norm`), and the method does with the rest what it always does. docs/decisions/0015-robust.md says why.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from polyfed.ops.robust import (
     held_median,
     held_trimmed_mean,
     krum_scores,
+    majority_distances,
     squared_distances,
 )
 
@@ -64,7 +65,7 @@ def check_rule(rule: Rule | None, method: Method, alternatives: Callable[[], Seq
         return
     able = sorted(other.name for other in alternatives() if fits(rule, other))
     more = f" and {len(able) - SHOWN} more" if len(able) > SHOWN else ""
-    others = "" if not method.combines else " (krum, multikrum, cosine and norm can be used with it)"
+    others = "" if not method.combines else " (krum, multikrum, distance, cosine and norm can be used with it)"
     raise InputError(
         f"robust={rule.name}: the replies of {method.name} are not averaged entry by entry{others}. Methods with which "
         f"{rule.name} works: {', '.join(able[:SHOWN])}{more}."
@@ -281,8 +282,16 @@ def outside(rule: Rule, table: Sequence[Common], clients: Sequence[int]) -> list
         bad = least < rule.value
         return [] if bad.all() else [client for client, out in zip(clients, bad.tolist(), strict=True) if out]
     assert rule.value is not None
+    squares = pair_distances(table, len(clients))
+    if rule.name == "distance":
+        away = majority_distances(squares)
+        known = away[torch.isfinite(away)]
+        usual = float(known.median()) if len(known) else math.inf
+        return [
+            client for client, far in zip(clients, away.tolist(), strict=True) if usual * rule.value < far < math.inf
+        ]
     number = math.ceil(rule.value * len(clients) - 1e-9)
-    scores = krum_scores(pair_distances(table, len(clients)), number)
+    scores = krum_scores(squares, number)
     kept = 1 if rule.name == "krum" else max(1, len(clients) - number)
     order = torch.sort(scores, stable=True).indices[:kept].tolist()
     return [client for place, client in enumerate(clients) if place not in order]

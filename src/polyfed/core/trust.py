@@ -19,6 +19,7 @@ RULES: dict[str, tuple[str, float | None, float, float]] = {
     "krum": ("share of the senders that may be bad", 0.2, 0, 0.5),
     "multikrum": ("share of the senders that may be bad", 0.2, 0, 0.5),
     "norm": ("longest change that counts in full (none: the median of the changes)", None, 0, float("inf")),
+    "distance": ("how many times as far from the majority as is usual a sender may be", 2.0, 1, float("inf")),
     "cosine": ("smallest cosine to the median of the changes", 0.0, -1, 1),
 }
 REPLACING = ("median", "trimmed", "geometric")  # one value for all; the others leave senders out or shorten changes
@@ -70,7 +71,7 @@ class Trust:
     ----------
     robust
         How replies are combined: `median`, `trimmed:0.2`, `geometric`, `krum:0.2`, `multikrum:0.2`, `norm`, `norm:5`,
-        `cosine`; by default as the method says.
+        `distance`, `distance:3`, `cosine`; by default as the method says.
     attack
         Simulations only: what a share of the clients, drawn from the seed, sends or learns instead:
         `NAME:SHARE[:STRENGTH]`, for instance `signflip:0.2`. They do not count in any accuracy.

@@ -130,6 +130,22 @@ def krum_scores(distances: Tensor, bad: int) -> Tensor:
     return scores
 
 
+def majority_distances(squares: Tensor) -> Tensor:
+    """Return how far each client has to reach until it has, with itself, more than half of the clients.
+
+    Fewer than half of the clients, however near to each other, do not come near a majority; an honest client that is
+    unlike the others is about as far from them as they are from it. Over the clients that it can be compared with
+    (finite distances); infinite where there are none.
+    """
+    found = torch.full((len(squares),), math.inf, dtype=squares.dtype)
+    for i in range(len(squares)):
+        others = torch.cat([squares[i, :i], squares[i, i + 1 :]])
+        known = others[torch.isfinite(others)].sort().values
+        if len(known):
+            found[i] = known[(len(known) + 1) // 2 - 1].sqrt()
+    return found
+
+
 def cosines(values: Tensor, centre: Tensor, held: Tensor | None = None) -> Tensor:
     """Return the cosine of each client's vector with a common one, over the entries that it holds; 1 without any."""
     values, centre = values.double(), centre.double()
