@@ -24,6 +24,7 @@ from polyfed.core.rng import seeded
 from polyfed.core.runner import draws_by_itself
 from polyfed.core.samples import Samples
 from polyfed.core.task import CLASSIFICATION
+from polyfed.core.threads import one_thread
 from polyfed.core.weights import fill, read_state
 from polyfed.data import Clients
 from polyfed.models import build, check_model, count_parameters, names, properties, with_feature_dim
@@ -104,6 +105,7 @@ def label_of(model: ModelSpec) -> str:
     return getattr(model, "__name__", type(model).__name__)
 
 
+@one_thread()
 def make_blueprint(
     model: ModelSpec,
     label: str,
@@ -158,6 +160,7 @@ def learner_blueprint(learner: Learner, label: str) -> Blueprint:
     )
 
 
+@one_thread()
 def make_module(
     model: ModelSpec,
     label: str,
@@ -179,6 +182,7 @@ def make_module(
     return module
 
 
+@one_thread()
 def make_blueprints(
     models: Sequence[ModelSpec],
     input_shape: tuple[int, ...],

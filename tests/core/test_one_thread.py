@@ -3,6 +3,7 @@
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -110,6 +111,29 @@ def test_every_hook_has_one_thread(engine, threads):
     method = Counting()
     pf.run(method, synthetic(3), ["mlp:1x8"], 1, engine=engine, workers=2)
     assert method.seen == {hook: {1} for hook in HOOKS}
+    assert torch.get_num_threads() == 3
+
+
+class CountingNet(nn.Module):
+    """Notes how many threads torch may use when it is made and tried."""
+
+    seen: ClassVar[set] = set()
+
+    def __init__(self, input_shape, num_classes):
+        super().__init__()
+        self.seen.add(torch.get_num_threads())
+        self.layer = nn.Linear(64, num_classes)
+
+    def forward(self, x):
+        self.seen.add(torch.get_num_threads())
+        return self.layer(x.flatten(1))
+
+
+def test_networks_are_made_and_tried_on_one_thread(threads):
+    threads(3)
+    CountingNet.seen.clear()
+    pf.run("local", synthetic(2), [CountingNet], 1, engine="sequential")
+    assert CountingNet.seen == {1}
     assert torch.get_num_threads() == 3
 
 
