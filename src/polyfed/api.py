@@ -27,7 +27,8 @@ from polyfed.core.trust import Trust
 from polyfed.data import Clients
 from polyfed.engines.inprocess import InProcess
 from polyfed.engines.known import KnownStages
-from polyfed.engines.ranks import join, leading, work_for_first
+from polyfed.engines.link import join
+from polyfed.engines.ranks import leading, work_for_first
 from polyfed.engines.work import in_words
 from polyfed.flower import require_flower
 from polyfed.prepare import (

@@ -30,7 +30,7 @@ def test_contract(case, check):
 
 @everyday(few=True)
 def test_contract_of_resuming(case):
-    fulfils(case, resume_gives_the_same_run)  # eight runs each
+    fulfils(case, resume_gives_the_same_run)  # four runs each
 
 
 def fulfils(case, check):

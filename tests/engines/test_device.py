@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contract.table import CASES, Case, everyday, run_case
+from tests.contract.table import CASES, FEW_CASES, Case, everyday, run_case
 from torch import Tensor
 from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
@@ -156,9 +156,19 @@ def test_the_pretended_device_refuses_what_cuda_refuses() -> None:
     assert copy.deepcopy(weight.grad).device == FAKE and weight.grad.tolist() == [[1.0] * 3]
 
 
-@pytest.mark.parametrize("engine", ["sequential", "batched", pytest.param("auto", marks=pytest.mark.long)])
+@pytest.mark.parametrize("engine", ["sequential", "batched"])
 @everyday(few=True)
 def test_a_method_gives_the_same_numbers_on_a_device(case: Case, engine: str, caplog: pytest.LogCaptureFixture) -> None:
+    same_on_a_device(case, engine, caplog)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", FEW_CASES, ids=lambda case: case.id)
+def test_the_engine_that_is_made_of_both_does_too(case: Case, caplog: pytest.LogCaptureFixture) -> None:
+    same_on_a_device(case, "auto", caplog)
+
+
+def same_on_a_device(case: Case, engine: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "polyfed.engine")
     plain = run_case(case, rounds=1, engine=engine, workers=1)
     refused = [record.message for record in caplog.records]

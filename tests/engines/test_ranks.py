@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,10 @@ import pytest
 import torch
 from tests.engines.on_ranks import figures
 
+from polyfed.core.errors import PolyfedError
 from polyfed.core.message import Message
 from polyfed.core.party import ClientInfo
+from polyfed.engines.link import Link, ending_in_words
 from polyfed.engines.ranks import owners, packed, unpacked
 
 HERE = Path(__file__).parent
@@ -41,12 +45,7 @@ def on_ranks(number: int, cases: list[str], folder: Path) -> dict[str, Any]:
     return json.loads(file.read_text())
 
 
-@pytest.mark.long  # two processes that load torch
-def test_two_ranks_give_the_results_of_one_process(tmp_path: Path) -> None:
-    assert on_ranks(2, FEW, tmp_path) == {name: figures(name) for name in FEW}
-
-
-@pytest.mark.long
+@pytest.mark.long  # several processes that load torch
 @pytest.mark.parametrize("number", [2, 4])
 def test_any_number_of_ranks_gives_the_results_of_one_process(number: int, tmp_path: Path) -> None:
     assert on_ranks(number, MANY, tmp_path) == {name: figures(name) for name in MANY}
@@ -67,9 +66,19 @@ def command(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run in one process, in which nobody dies."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    assert command("run", *RUN, "--out", str(out)).returncode == 0
+    return out
+
+
 @pytest.mark.long
-def test_a_rank_that_dies_ends_the_run_with_a_sentence_and_other_numbers_of_ranks_go_on(tmp_path: Path) -> None:
-    assert command("run", *RUN, "--out", str(tmp_path / "whole")).returncode == 0
+@pytest.mark.xdist_group("dying")
+def test_a_rank_that_dies_ends_the_run_with_a_sentence_and_other_numbers_of_ranks_go_on(
+    whole: Path, tmp_path: Path
+) -> None:
     broken = tmp_path / "broken"
     died = launch(
         *["--standalone", "--nproc-per-node", "2", "-m", "polyfed", "run", *RUN, "--out", str(broken)],
@@ -77,22 +86,22 @@ def test_a_rank_that_dies_ends_the_run_with_a_sentence_and_other_numbers_of_rank
     )
     assert died.returncode != 0 and (tmp_path / "once").exists()
     said = re.sub(r"\s+", " ", died.stderr)
-    assert "Error: Rank 1 of this run is gone" in said and "polyfed resume" in said
+    assert re.search("Error: (Rank 1 of this run is gone|The launcher ended this run).*polyfed resume", said), said
     assert len(history(broken)) == 2
     gone_on = launch("--standalone", "--nproc-per-node", "3", "-m", "polyfed", "resume", str(broken), "--quiet")
     assert gone_on.returncode == 0, gone_on.stderr[-3000:]
-    assert history(broken) == history(tmp_path / "whole")
+    assert history(broken) == history(whole)
     assert (broken / "report.html").is_file()
 
 
 @pytest.mark.long
-def test_the_launcher_starts_a_broken_run_again_by_itself(tmp_path: Path) -> None:
-    assert command("run", *RUN, "--out", str(tmp_path / "whole")).returncode == 0
+@pytest.mark.xdist_group("dying")
+def test_the_launcher_starts_a_broken_run_again_by_itself(whole: Path, tmp_path: Path) -> None:
     again = tmp_path / "again"
     words = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "-m", "polyfed", "run"]
     done = launch(*words, *RUN, "--out", str(again), ONCE=str(tmp_path / "once"))
     assert done.returncode == 0 and (tmp_path / "once").exists(), done.stderr[-3000:]
-    assert history(again) == history(tmp_path / "whole")
+    assert history(again) == history(whole)
 
 
 @pytest.mark.long
@@ -110,6 +119,40 @@ def test_two_machines(tmp_path: Path) -> None:
         _, said = node.communicate(timeout=280)
         assert node.returncode == 0, said[-3000:]
     assert json.loads(file.read_text()) == {name: figures(name) for name in FEW}
+
+
+@pytest.fixture
+def link() -> Iterator[Link]:
+    """A link to nobody; what it does about the launcher's signal is put back."""
+    made = Link.__new__(Link)
+    made.talking = made.ended = False
+    earlier = signal.getsignal(signal.SIGTERM)
+    yield made
+    signal.signal(signal.SIGTERM, earlier)
+
+
+def test_a_rank_that_the_launcher_ends_says_so_first(link: Link) -> None:
+    with pytest.raises(PolyfedError, match=r"The launcher ended this run.*polyfed resume"), ending_in_words(link):
+        signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)  # cuts nothing short that is still to be said
+
+
+def test_a_rank_that_waits_for_a_dead_one_names_it(link: Link) -> None:
+    with pytest.raises(PolyfedError, match="Rank 3 of this run is gone"), ending_in_words(link), link.talk(3):
+        signal.raise_signal(signal.SIGTERM)
+        raise RuntimeError("Connection closed by peer")
+
+
+def test_an_answer_that_came_just_before_the_end_does_not_let_the_run_go_on(link: Link) -> None:
+    with pytest.raises(PolyfedError, match="The launcher ended this run"), ending_in_words(link), link.talk(3):
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_run_that_ends_well_leaves_signals_as_they_were(link: Link) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with ending_in_words(link):
+        assert signal.getsignal(signal.SIGTERM) == link.end
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_only_one_run_is_divided() -> None:

@@ -8,84 +8,26 @@ one process, bit for bit, for any number of ranks.
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from datetime import timedelta
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-from torch.distributed.rendezvous import rendezvous
 
 from polyfed.core.backend import Measure
-from polyfed.core.checkpoint import Tree, pack_tree, unpack_tree
+from polyfed.core.checkpoint import Tree
 from polyfed.core.cost import CostMeter
 from polyfed.core.errors import InputError, PolyfedError, TrainingError
 from polyfed.core.federation import Federation
-from polyfed.core.launch import world_size
 from polyfed.core.message import Message
 from polyfed.core.method import Replies, Step
 from polyfed.core.party import ClientInfo, Context
 from polyfed.engines.inprocess import InProcess
+from polyfed.engines.link import Link, ending_in_words
 
-PATIENCE = timedelta(days=7)  # a rank waits while rank 0 fuses; one that died closes its connection at once
-PIECE = 1 << 30  # bytes in one transfer
 TOLD = ("losses", "seconds", "failed", "epsilon")  # what a rank tells of each client beside its message
 ERRORS = {kind.__name__: kind for kind in (InputError, TrainingError)}  # what a rank reports by name
-
-
-class Link:
-    """The other processes: trees of tensors, numbers and words go to one of them, or come from one."""
-
-    def __init__(self) -> None:
-        if not dist.is_initialized():
-            _meet()
-        self.number = dist.get_rank()
-        self.size = dist.get_world_size()
-
-    def send(self, to: int, tree: Tree) -> None:
-        """Send a tree to a rank."""
-        blob = torch.frombuffer(bytearray(pack_tree(tree)), dtype=torch.uint8)
-        try:
-            dist.send(torch.tensor([len(blob)]), to)
-            for piece in blob.split(PIECE):
-                dist.send(piece, to)
-        except RuntimeError as error:
-            raise _gone(to) from error
-
-    def receive(self, source: int) -> Tree:
-        """Wait for a tree from a rank."""
-        length = torch.zeros(1, dtype=torch.int64)
-        try:
-            dist.recv(length, source)
-            blob = torch.empty(int(length), dtype=torch.uint8)
-            for piece in blob.split(PIECE):
-                dist.recv(piece, source)
-        except RuntimeError as error:
-            raise _gone(source) from error
-        return unpack_tree(blob.numpy().tobytes(), f"a message from rank {source}")
-
-
-def _meet() -> None:
-    """Connect to the other processes.
-
-    The launcher keeps its key-value store when it starts all processes again, with the addresses of the dead ones in
-    it; so each start gets a part of the store to itself, counted by how many processes have come so far.
-    """
-    store, rank, size = next(rendezvous("env://", timeout=PATIENCE))
-    start = (store.add("polyfed/arrivals", 1) - 1) // size
-    own = PrefixStore(f"polyfed/{start}", store)
-    dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=PATIENCE)
-    atexit.register(dist.destroy_process_group)
-
-
-def join() -> Link | None:
-    """Return the link to the other processes of the launcher, or None where this one is alone."""
-    return Link() if world_size() > 1 else None
 
 
 def owners(infos: Mapping[int, ClientInfo], ranks: int) -> dict[int, int]:
@@ -196,8 +138,9 @@ def leading(federation: Federation, link: Link) -> Iterator[None]:
     ranks = Ranks(federation.backend, link)
     federation.backend = ranks
     try:
-        yield
-        federation.backend = ranks.bring_home()
+        with ending_in_words(link):
+            yield
+            federation.backend = ranks.bring_home()
     except BaseException:
         for rank in range(1, link.size):
             with suppress(PolyfedError):  # it may be gone itself
@@ -315,10 +258,3 @@ def _words(by_client: Mapping[int, Any]) -> dict[str, Any]:
 
 def _by_client(by_word: Mapping[str, Any]) -> dict[int, Any]:
     return {int(word): by_word[word] for word in sorted(by_word, key=int)}
-
-
-def _gone(rank: int) -> PolyfedError:
-    return PolyfedError(
-        f"Rank {rank} of this run is gone: look for its last words above, then go on with 'polyfed resume' "
-        "and the --out of the run (torchrun with --max-restarts does so by itself)."
-    )
