@@ -37,10 +37,18 @@ def test_the_servers_variate_is_the_mean_of_all_clients(models, share, option):
         owners = [
             client for client, info in run.backend.infos.items() if key in run.ctx.blueprints[info.architecture].shapes
         ]
-        assert len(owners) == run.server.memory["owners"][key]
+        assert (run.server.memory["owners"][key] == len(owners)).all()
         total = sum((controls(run)[client].get(key, torch.zeros_like(c)) for client in owners), torch.zeros_like(c))
         torch.testing.assert_close(c, total / len(owners), rtol=1e-5, atol=1e-6)
         assert c.abs().max() > 0
+
+
+def test_of_slices_every_entry_has_the_mean_of_the_clients_that_hold_it():
+    run = federation(Scaffold(view="prefix"), models=["mlp:1x8@1", "mlp:1x8@0.5", "mlp:1x8@1"])
+    wide, narrow, other = (controls(run)[client]["stem.linear.bias"] for client in range(3))
+    c = run.server.memory["control"]["stem.linear.bias"]
+    torch.testing.assert_close(c[:4], (wide[:4] + narrow + other[:4]) / 3, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(c[4:], (wide[4:] + other[4:]) / 2, rtol=1e-5, atol=1e-6)
 
 
 def test_the_first_round_is_that_of_uniform_fedavg():

@@ -265,6 +265,7 @@ def test_bytes_are_those_of_feddf():
         ({"self_weight": -1.0}, "self_weight must not be negative"),
         ({"self_temperature": 0.0}, "self_temperature must be above 0"),
         ({"candidates": 0}, "candidates must be at least 1"),
+        ({"ensemble": "probs"}, "ensemble is 'logits'"),
     ],
 )
 def test_values_that_make_no_sense_are_refused(options, words):
@@ -275,3 +276,11 @@ def test_values_that_make_no_sense_are_refused(options, words):
 def test_a_wrong_number_of_weights_is_refused_before_training():
     with pytest.raises(pf.InputError, match=r"lam has 3 numbers, but there are 2 architectures.*or 4 row by row"):
         federation(TAKFL(lam=(1.0, 0.0, 0.0)), problem(), TWO)
+
+
+def test_clients_that_are_no_networks_are_refused_before_training():
+    """They have no task vectors: FedDF takes them."""
+    forest = pytest.importorskip("sklearn.ensemble").RandomForestClassifier(3)
+    with pytest.raises(pf.InputError, match="takfl needs"):
+        federation(TAKFL(), problem(), ("mlp:1x8", forest))
+    federation(FedDF(), problem(), ("mlp:1x8", forest))

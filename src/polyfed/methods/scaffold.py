@@ -10,7 +10,7 @@ Deviations:
     The paper's option II reads the new c_k off the distance travelled, which is a gradient only for plain SGD. With
     momentum, weight decay, clipping or Adam the mean of the gradients themselves is used (`option="gradient"`; equal
     to option II for plain SGD), and option II is refused.
-    Layer by layer (clients of several depths), c has the mean over the clients that own a layer.
+    With clients of several depths or widths every entry of c has the mean over the clients that hold it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from torch import Tensor
 
 from polyfed.core.errors import InputError
 from polyfed.core.fields import NotNegative
-from polyfed.core.message import Message, grouped
+from polyfed.core.message import Message, State, grouped
 from polyfed.core.method import Combination, Local, Step
 from polyfed.core.party import ClientInfo, Context, Party, remembered
 from polyfed.core.settings import Training
 from polyfed.core.stage import Aux, Batch, Grads, Stage
 from polyfed.methods.fedavg import FedAvg
-from polyfed.ops.aggregate import IndexMap, extract
+from polyfed.ops.aggregate import IndexMap, Slot, extract
 
 
 @dataclass(frozen=True)
@@ -61,16 +61,17 @@ class Scaffold(FedAvg):
     # --- server ---
 
     def setup_server(self, server: Party, infos: Mapping[int, ClientInfo], ctx: Context) -> None:
-        """Start from c = 0, and count the owners of every tensor."""
+        """Start from c = 0, and count the owners of every entry."""
         super().setup_server(server, infos, ctx)
         if self.option == "II" and not is_plain(ctx.training):
             raise InputError(
                 f"{self.name}: option 'II' needs SGD without momentum, decay and clipping: use 'gradient'."
             )
-        owners: dict[str, int] = {}
+        owners: State = {}
         for info in infos.values():
             for slot in self.controlled(info, ctx).values():
-                owners[slot.key] = owners.get(slot.key, 0) + 1
+                count = owners.setdefault(slot.key, torch.zeros_like(server.state[slot.key]))
+                place(count, slot).add_(1)
         server.memory["owners"] = owners
         server.memory["control"] = {key: torch.zeros_like(server.state[key]) for key in owners}
 
@@ -100,8 +101,8 @@ class Scaffold(FedAvg):
             slots = self.controlled(ctx.infos[client], ctx)
             for name, change in reply.group("control").items():
                 slot = slots[name]
-                held = control[slot.key] if slot.part is None else control[slot.key][slot.part]
-                held += change.to(held) / owners[slot.key]
+                held = place(control[slot.key], slot)
+                held += change.to(held) / place(owners[slot.key], slot)
 
     # --- client ---
 
@@ -140,6 +141,11 @@ class Scaffold(FedAvg):
     def still_loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
         """Return the loss without moving BatchNorm's statistics."""
         return self.loss({"main": nets["main"].still()}, batch, aux)
+
+
+def place(whole: Tensor, slot: Slot) -> Tensor:
+    """Return the part of a tensor that a slot names, as a view: slots of this method are whole, or slices."""
+    return whole if slot.part is None else whole[slot.part]
 
 
 def nothing(grads: tuple[Grads, ...], aux: Aux) -> Grads:

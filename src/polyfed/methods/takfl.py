@@ -13,7 +13,7 @@ Deviations:
     The paper tunes lambda on validation data, which the server has only with `select_on` (see FedDF): by default
     lambda is fixed and uniform.
     A prototype without uploads this round is no teacher, and the others' weights grow so that their sum stays; it is
-    still a student.
+    still a student. Running variances are cut off at zero after Eq. (3), since weights may have any sign.
     The released split of validation data is not copied: it calls an attribute that does not exist, and swaps its parts.
 """
 
@@ -58,6 +58,8 @@ class TAKFL(FedDF):
         T, T_s and A of Eq. (2); with one prototype, A = 0 and lambda 1 this is FedDF.
     distill_epochs, distill_lr, distill_weight_decay, distill_clip, distill_cosine, distill_steps
         As in FedDF, with the paper's values: five epochs of Adam at a small rate. Every student learns M tasks.
+    ensemble
+        `logits` only, Eq. (1).
     check_every, patience
         Not used: `select_on` is for lambda and `drop_worst` here.
     """
@@ -65,6 +67,7 @@ class TAKFL(FedDF):
     name: ClassVar[str] = "takfl"
     paper: ClassVar[str] = "Morafah et al. 2024"
 
+    ensemble: Literal["logits"] = "logits"  # Eq. (1)
     temperature: Positive = 3.0
     distill_steps: Count | None = None
     distill_epochs: Count = 5
@@ -83,6 +86,10 @@ class TAKFL(FedDF):
         super().check()
         if self.merge != "fixed" and self.select_on == "none":
             raise InputError(f"{self.name}: merge='{self.merge}' needs labelled data at the server: set select_on.")
+
+    def takes_learners(self) -> bool:
+        """Take networks only: what has no weights has no task vectors."""
+        return False
 
     def setup_server(self, server: Party, infos: Mapping[int, ClientInfo], ctx: Context) -> None:
         """Check the number of fixed weights."""
