@@ -16,10 +16,10 @@ import torch
 import polyfed as pf
 from polyfed.core.rng import generator
 
-SHADOWS, TARGETS = 16, 4  # federations for each setting; the last ones are attacked, each by all others
+SHADOWS, TARGETS = 12, 4  # federations for each setting; the last ones are attacked, each by all others
 ALARMS = 0.01
 SETTINGS: tuple[float | None, ...] = (None, 8.0, 1.0)
-TRAINING = pf.Training(epochs=5, lr=0.5, batch_size=64)
+TRAINING = pf.Training(epochs=5, lr=0.5, batch_size=128)
 CLIENTS, ROUNDS = 2, 10
 
 
@@ -78,8 +78,8 @@ def measure(path: Path, seeds: int) -> None:
     """Measure what is missing; a setting of a seed is one line."""
     known: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
     done = {(line["seed"], line["epsilon"]) for line in known}
-    for seed in range(seeds):
-        for epsilon in SETTINGS:
+    for epsilon in SETTINGS:
+        for seed in range(seeds):
             if (seed, epsilon) in done:
                 continue
             pairs = [trained(epsilon, seed, number) for number in range(SHADOWS)]
