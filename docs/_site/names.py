@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from inspect import ismodule
 from pathlib import Path
 
 STUB = Path(__file__).parents[2] / "src" / "polyfed" / "__init__.pyi"
@@ -10,7 +11,7 @@ GROUPS = {  # by the module that a name lives in; what is in no group stands und
     "Run": ("api", "result", "core.settings"),
     "Data": ("data",),
     "Networks": ("models", "fusion", "build"),
-    "For authors of methods": ("core.method", "core.message", "core.party", "core.stage"),
+    "For authors of methods": ("core.method", "core.message", "core.party", "core.stage", "testing"),
     "Errors": ("core.errors",),
 }
 
@@ -24,7 +25,8 @@ def public() -> dict[str, str]:
         for alias in node.names if isinstance(node, ast.ImportFrom) else ():
             name = alias.asname or alias.name
             thing = getattr(polyfed, name)
-            found[name] = f"{thing.__module__}.{thing.__qualname__}"
+            place = thing.__name__ if ismodule(thing) else f"{thing.__module__}.{thing.__qualname__}"
+            found[name] = place
     return found
 
 

@@ -1,4 +1,5 @@
 # The public names and where they live. Type checkers read this file, and `__init__.py` imports from it on first use.
+from . import testing as testing
 from .api import resume as resume
 from .api import run as run
 from .compare import compare as compare

@@ -1,5 +1,7 @@
 """The invariants that every method keeps (`polyfed.testing`; one line for each method, see table.py and cases_*.py)."""
 
+import subprocess
+import sys
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -65,6 +67,13 @@ COUNTS: dict[int, int] = {}
 def test_a_method_of_somebody_else_passes():
     done = check_method(Averaged(), "mlp:1x8", limit=(Averaged(weighting="uniform"), pf.FedAvg(weighting="uniform")))
     assert len(done) == len(CHECKS)
+
+
+def test_the_contract_is_at_hand_after_import_polyfed():
+    """In a process of its own: here it was imported already."""
+    code = "import polyfed as pf; print(pf.testing.check_method.__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["check_method"], done.stderr
 
 
 @pytest.mark.parametrize(

@@ -70,3 +70,10 @@ def test_a_page_has_all_its_parts_and_all_options_of_the_method_itself(page):
     own = {name for name in vars(kind).get("__annotations__", {}) if name in {field.name for field in fields(kind)}}
     known = {name for names, _ in rows(page) for name in names} | set(re.findall(r"`(\w+)`", text))
     assert own <= known, f"not on the page: {own - known}"
+
+
+def test_the_list_of_methods_says_of_each_what_its_class_says():
+    text = (PAGES / "README.md").read_text()
+    listed = re.findall(r"^\| `(\w+)` \| `pf\.(\w+)` \| (.*?) \| (.*?) \| .*\|$", text, re.M)
+    known = {name: (kind.__name__, kind.paper, kind.sends) for name, kind in methods.registry().items()}
+    assert {name: tuple(more) for name, *more in listed} == known

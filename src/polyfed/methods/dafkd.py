@@ -21,7 +21,8 @@ Deviations:
     were all). x~ lies between x and G(e), at a random place; the norm is that of the whole slope (as released: at each
     pixel, over the channels).
     Generated samples move no BatchNorm statistics of the clients' networks.
-    Eq. (4) is a mean over the batch; the released one also over classes, which Adam does not feel.
+    Eq. (4) is a mean over the batch; the released one also over classes, which Adam does not feel (SGD, of
+    `dafkd_hetero`, does: its steps are C times as large).
     Where all scores of a sample are 0, weights are equal (as released: there is no teacher).
     G makes inputs as networks see them, after scaling; vectors, too.
     There is nothing to distill on before G was trained: not in the first round (as released).
@@ -227,7 +228,10 @@ class DaFKDHetero(DaFKD, HeteroFL):
 
     name: ClassVar[str] = "dafkd_hetero"
     needs: ClassVar[frozenset[str]] = frozenset()
-    sends: ClassVar[str] = "the weights of the client's width slice, a generator, scores of generated samples"
+    sends: ClassVar[str] = (
+        "the weights of the client's width slice, BatchNorm's statistics, a generator, scores of generated samples, "
+        "the number of samples of each class"
+    )
 
     view: str = "prefix"
     weighting: Literal["samples", "uniform"] = "uniform"

@@ -61,7 +61,7 @@ class FedDF(EnsembleDistillation):
 
     name: ClassVar[str] = "feddf"
     paper: ClassVar[str] = "Lin et al. 2020"
-
+    sends: ClassVar[str] = "model weights (of a model that is no network: its logits on public data), number of samples"
     combines: ClassVar[Mapping[str, Combination]] = {"params/main": "apart", "data/logits": "apart"}
 
     view: Literal["same_arch", "full"] = "same_arch"  # each prototype has a network of its own

@@ -21,6 +21,7 @@ Deviations:
     the samples seen while training, and the mean share of the batch).
     Labels are drawn for G if some client of the round holds more than one sample of them (if there is no such label,
     any that is held). y' is drawn from all labels that G was ever trained on: their numbers travel.
+    FedFD's form on HeteroFL's slices (first outputs of G for narrow clients) is not offered.
     G's optimizer is new each round. G travels once it is trained: not in the first round.
 """
 

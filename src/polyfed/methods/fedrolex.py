@@ -14,6 +14,7 @@ Deviations:
     It weighs biases and the classifier by how often they were updated; here every entry has the plain mean over its
     holders, as everywhere else.
     `extraction="random"` draws for all clients of a width together, not for each client.
+    The global network is as wide as the widest client; the paper's may be wider than every client.
     Rounds are counted from 0, as in the paper: the first round is HeteroFL's.
 """
 

@@ -58,7 +58,7 @@ class FjORD(HeteroFL):
     name: ClassVar[str] = "fjord"
     paper: ClassVar[str] = "Horváth et al. 2021"
     family: ClassVar[str] = "width"
-    sends: ClassVar[str] = "the weights of the client's width slice and the number of samples"
+    sends: ClassVar[str] = "the weights of the client's width slice, BatchNorm's statistics, and the number of samples"
 
     weighting: Literal["samples", "uniform"] = "samples"
     scaler: bool = False

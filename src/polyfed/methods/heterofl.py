@@ -68,7 +68,9 @@ class HeteroFL(FedAvg):
     name: ClassVar[str] = "heterofl"
     paper: ClassVar[str] = "Diao et al. 2021"
     family: ClassVar[str] = "width"
-    sends: ClassVar[str] = "the weights of the client's width slice, and the number of samples of each class"
+    sends: ClassVar[str] = (
+        "the weights of the client's width slice, BatchNorm's statistics, and the number of samples of each class"
+    )
 
     view: str = "prefix"
     weighting: Literal["samples", "uniform"] = "uniform"

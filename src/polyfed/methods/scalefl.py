@@ -64,7 +64,9 @@ class ScaleFL(HeteroFL):
     name: ClassVar[str] = "scalefl"
     paper: ClassVar[str] = "Ilhan et al. 2023"
     knows_rounds: ClassVar[bool] = True
-    sends: ClassVar[str] = "the weights of the client's stages and exits at its width, and the number of samples"
+    sends: ClassVar[str] = (
+        "the weights of the client's stages and exits at its width, BatchNorm's statistics, and the number of samples"
+    )
 
     mask: bool = False
     clip: Positive | None = None

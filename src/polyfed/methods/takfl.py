@@ -66,6 +66,7 @@ class TAKFL(FedDF):
 
     name: ClassVar[str] = "takfl"
     paper: ClassVar[str] = "Morafah et al. 2024"
+    sends: ClassVar[str] = "model weights and the number of samples"
 
     ensemble: Literal["logits"] = "logits"  # Eq. (1)
     temperature: Positive = 3.0
