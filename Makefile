@@ -59,6 +59,9 @@ storm: $(TESTED)  ## kills, flipped bytes and hostile messages in their thousand
 storm-short: $(TESTED)  ## the same with a few of each
 	$(BIN)/python tests/storm --short
 
+mutants: $(TESTED)  ## break every loss and weight of the methods on purpose and see a test go red (what is known is not run again)
+	$(BIN)/python tools/mutants.py --contract
+
 check: $(TESTED)  ## lint, format, types, and that imports point down
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -78,4 +81,4 @@ bench: $(STAMP)  ## measure speed and memory (ratios in one run)
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-.PHONY: help setup demo test test-long test-flower test-all test-avx2 test-gpu browser faults storm storm-short check docs package bench clean
+.PHONY: help setup demo test test-long test-flower test-all test-avx2 test-gpu browser faults storm storm-short mutants check docs package bench clean

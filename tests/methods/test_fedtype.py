@@ -54,8 +54,8 @@ def test_the_private_loss_by_hand():
 
 @pytest.mark.parametrize(("lam", "agreed"), [(0.1, 1.0), (0.9, 1 / 3)])  # its own set: three labels, or two
 def test_the_private_set_has_the_private_penalty(lam, agreed):
-    z = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
-    batch = Batch(torch.zeros(1, 1), torch.tensor([1]), {"sets": torch.tensor([[False, True, True, False]])})
+    z = torch.tensor([[0.5, 0.3, 0.15, 0.05]] * 2).log()  # a sample twice: everything is a mean over the batch
+    batch = Batch(torch.zeros(2, 1), torch.tensor([1, 1]), {"sets": torch.tensor([[False, True, True, False]] * 2)})
     method = FedType(randomized=False, k_reg=1, lam_private=lam, lam_proxy=0.5)
     loss = method.private_loss({"main": Stub(z)}, batch, {"temperature": torch.tensor(1.0), "q": torch.tensor(1.0)})
     ranking = (math.log(0.5 / 0.3) + math.log(0.5 / 0.15)) / 4
@@ -134,7 +134,7 @@ def test_the_proxys_sets_are_calibrated_on_its_own_scores():
 
 
 def test_validation_data_calibrate_where_there_are_some():
-    method = FedType(**SMALL, randomized=False, k_reg=1, alpha=0.5)
+    method = FedType(**SMALL, randomized=False, k_reg=1, alpha=0.5, lam_private=0.3)
     run, party = trained_client(method)
     everything = method.calibrated(party, "main", 0.5, "main/0", run.ctx)
     others = replace(party.train, y=(party.train.y + 1) % 3)  # labels that the network does not expect
@@ -144,6 +144,8 @@ def test_validation_data_calibrate_where_there_are_some():
     torch.testing.assert_close(t, torch.tensor(fit_temperature(z, held_out.labels())))
     torch.testing.assert_close(q, threshold(label_scores(z, held_out.labels(), t, 0.5, 1), 0.5))
     assert not torch.isclose(q, everything[1])
+    stage = method.private_stage(party, "main/0", run.ctx)  # labels beyond the first have the private penalty
+    torch.testing.assert_close(stage.aux["q"], threshold(label_scores(z, held_out.labels(), t, 0.3, 1), 0.5))
 
 
 def test_the_proxys_penalty_grows_when_the_private_network_became_worse():

@@ -54,6 +54,9 @@ def test_a_margin_may_choose_otherwise_than_entropy():
     p = torch.tensor([[0.50, 0.49, 0.01], [0.50, 0.25, 0.25]]).log().unsqueeze(1)
     assert MSFKD(selector="entropy").selection(p, NO_LABELS[:1])[0].flatten().tolist() == [1.0, 0.0]
     assert MSFKD(selector="margin").selection(p, NO_LABELS[:1])[0].flatten().tolist() == [0.0, 1.0]
+    # Margins of 0.30 and 0.25: of probabilities, not of their logarithms (ratios of 2 and 2.67).
+    p = torch.tensor([[0.6, 0.3, 0.04, 0.03, 0.03], [0.4, 0.15, 0.15, 0.15, 0.15]]).log().unsqueeze(1)
+    assert MSFKD(selector="margin").selection(p, NO_LABELS[:1])[0].flatten().tolist() == [1.0, 0.0]
 
 
 def test_with_labels_those_who_are_right_teach_and_perfect_clients_all_do():
@@ -75,8 +78,9 @@ def test_adding_a_constant_to_a_clients_logits_changes_nothing():
         assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
 
 
-def test_the_teacher_is_the_mean_of_the_chosen_and_other_samples_are_left_out():
-    run = federation(MSFKD(kappa=0.3), models=WIDTHS)
+@pytest.mark.parametrize(("kappa", "most"), [(0.3, 35), (0.1, 20)])  # with few samples, shares still add up to 1
+def test_the_teacher_is_the_mean_of_the_chosen_and_other_samples_are_left_out(kappa, most):
+    run = federation(MSFKD(kappa=kappa), models=WIDTHS)
     replies = moved(run)
     each = []
     for client, reply in replies.items():
@@ -87,7 +91,7 @@ def test_the_teacher_is_the_mean_of_the_chosen_and_other_samples_are_left_out():
     chosen, keep = run.method.selection(each, run.server.public.labels())
     data, targets = run.method.lesson(replies, run.server.public, run.ctx)
     positions = [n for n in range(40) if keep[n]]
-    assert 5 < len(data) == len(positions) < 35
+    assert 5 < len(data) == len(positions) < most
     assert torch.equal(data.inputs(), run.server.public.inputs(torch.tensor(positions)))
     for row, n in zip(targets, positions, strict=True):
         teachers = [client for client in range(3) if chosen[client, n]]
@@ -119,6 +123,7 @@ def test_nothing_is_distilled_where_nobody_knows_anything():
     replies = moved(run)
     found, average = taught(run, replies), taught(off, replies)
     assert all(torch.equal(tensor, average[name]) for name, tensor in found.items())
+    assert run.ctx.records["selected"] == {"0": 0.0, "1": 0.0, "2": 0.0}
 
 
 # --- local work ---
