@@ -74,7 +74,7 @@ def test_wheel_and_sdist_install_in_an_empty_environment(built, tmp_path):
     home = tmp_path / "venv"
     venv.create(home, with_pip=True)
     clean = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-    pip = [home / "bin" / "python", "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+    pip = [home / "bin" / "python", "-m", "pip", "install", "-qq", "--no-compile", "--disable-pip-version-check"]
     call(*pip, "-c", ROOT / "constraints.txt", built[0], env=clean)
     call(home / "bin" / "python", "-m", "pip", "check", env=clean)
     for archive in built:

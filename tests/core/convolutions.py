@@ -34,9 +34,11 @@ Case = tuple[type, dict[str, object], tuple[int, int]]
 
 
 def zoo(shape: tuple[int, ...]) -> Iterator[nn.Module]:
-    """Yield every name of the registry, each kind of network at all widths, and FedVTC's decoder."""
+    """Yield every image network of the registry, each kind of network at all widths, and FedVTC's decoder."""
     for name in names() if shape == SHAPES[0] else ():  # the deepest take long, and another image adds a stem only
-        yield build(parse(name)[0].example, shape, 10)
+        entry = parse(name)[0]
+        if entry.package is None and entry.inputs is None:  # for images, and of our own
+            yield build(entry.example, shape, 10)
     for width in WIDTHS:
         for stem in STEMS:
             yield build(f"resnet10:w{width},stem={stem}", shape, 10)
