@@ -14,7 +14,8 @@ from polyfed.core.party import load_state, state_of
 from polyfed.core.settings import Settings
 from polyfed.core.stage import Batch
 from polyfed.engines.inprocess import InProcess
-from polyfed.methods.dafkd import DaFKD, DaFKDHetero, noise_seed, weighted_teacher
+from polyfed.methods.dafkd import DaFKD, noise_seed, weighted_teacher
+from polyfed.methods.dafkd_hetero import DaFKDHetero
 from polyfed.models.generators import averaged_state, generated
 
 SMALL = {"noise_dim": 4, "width": 2, "samples": 12, "distill_epochs": 1, "distill_lr": 1e-3}

@@ -16,7 +16,8 @@ from polyfed.core.settings import Settings
 from polyfed.methods import distillation
 from polyfed.methods.distillation import worth_keeping
 from polyfed.methods.fedavg import FedAvg
-from polyfed.methods.feddf import FedDF, FedDFHetero
+from polyfed.methods.feddf import FedDF
+from polyfed.methods.feddf_hetero import FedDFHetero
 from polyfed.methods.fedfd import FedFD
 from polyfed.methods.heterofl import HeteroFL
 from polyfed.ops.distance import kl_divergence
@@ -133,7 +134,7 @@ def test_the_servers_training_is_that_of_the_options(monkeypatch):
         seen.update(more, training=training, student=student)
         return type("Trained", (), {"loss": 0.0})
 
-    monkeypatch.setattr(distillation, "distill", noted)
+    monkeypatch.setattr("polyfed.core.distill.distill", noted)
     run = federation(FedDF())
     taught(run, moved(run))
     assert seen["training"] == pf.Training(batch_size=128, optimizer="adam", lr=1e-3, clip=5.0)

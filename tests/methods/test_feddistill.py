@@ -9,7 +9,8 @@ import polyfed as pf
 from polyfed.core.message import Message
 from polyfed.core.method import EVALUATE, Step
 from polyfed.core.stage import Batch
-from polyfed.methods.feddistill import FedDistill, FedDistillPlus, by_label
+from polyfed.methods.feddistill import FedDistill, by_label
+from polyfed.methods.feddistill_plus import FedDistillPlus
 
 MAIN = Step()
 MIXED = ("mlp:1x8", "cnn:4-8", "mlp:2x8")

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 import polyfed as pf
 from polyfed.api import prepare
+from polyfed.core.distill import distill_by
 from polyfed.core.errors import InputError
 from polyfed.core.message import Message
 from polyfed.core.nets import Net
@@ -212,9 +213,9 @@ def test_distillation_brings_the_student_nearer():
         )
 
     before = distance().item()
-    still = FedGD(**SMALL, distill_lr=1e-12).teach(run.server.main, data, targets, 0, run.ctx)
+    still = distill_by(FedGD(**SMALL, distill_lr=1e-12), run.server.main, data, targets, run.ctx)
     assert still == pytest.approx(before, rel=1e-3)  # T = 20
-    loss = run.method.teach(run.server.main, data, targets, 0, run.ctx)
+    loss = distill_by(run.method, run.server.main, data, targets, run.ctx, name="distill/0")
     assert distance() < 0.5 * before and loss < before
 
 

@@ -13,7 +13,7 @@ from polyfed.api import prepare
 from polyfed.core.method import Step
 from polyfed.core.passes import logits_of
 from polyfed.core.settings import Settings
-from polyfed.methods.feddf import FedDFHetero
+from polyfed.methods.feddf_hetero import FedDFHetero
 from polyfed.methods.msfkd import MSFKD
 
 WIDTHS = ("mlp:1x16@1", "mlp:1x16@0.5")

@@ -12,7 +12,7 @@ import polyfed as pf
 from polyfed.core.nets import Net
 from polyfed.core.passes import count_right
 from polyfed.core.stage import Batch
-from polyfed.core.task_vectors import Weights, candidate_rows, learned_row, merge_loss, merged
+from polyfed.core.task_vectors import Weights, candidate_rows, learned_row, merge_loss, merged, row_of
 from polyfed.methods.feddf import FedDF
 from polyfed.methods.takfl import TAKFL
 
@@ -72,9 +72,9 @@ def test_a_student_whose_row_is_one_hot_learns_from_that_prototype_only():
 
 def test_rows_go_from_the_smallest_to_the_largest_prototype():
     """Given in the other order at the command line: the names of architectures play no part."""
-    method = TAKFL(lam=(1.0, 2.0, 3.0, 4.0))
-    assert method.row(0, ["s", "l"], ["s", "l"]) == [1.0, 2.0] and method.row(1, ["s", "l"], ["s", "l"]) == [3.0, 4.0]
-    assert TAKFL(lam=(0.2, 0.8)).row(1, ["s", "l"], ["s", "l"]) == [0.2, 0.8]
+    square = (1.0, 2.0, 3.0, 4.0)
+    assert row_of(square, 0, [True, True]) == [1.0, 2.0] and row_of(square, 1, [True, True]) == [3.0, 4.0]
+    assert row_of((0.2, 0.8), 1, [True, True]) == [0.2, 0.8]
     run = federation(TAKFL(**QUICK, lam=(0.2, 0.8)), models=TWO[::-1])
     taught(run, moved(run))
     weights = run.ctx.records["distillation"]["weights"]
@@ -82,9 +82,9 @@ def test_rows_go_from_the_smallest_to_the_largest_prototype():
 
 
 def test_the_weight_of_an_absent_teacher_goes_to_the_others():
-    assert TAKFL().row(0, ["a", "b", "c"], ["a", "c"]) == pytest.approx([0.5, 0.5])
-    assert TAKFL(lam=(0.1, 0.5, 0.4)).row(0, ["a", "b", "c"], ["a", "c"]) == pytest.approx([0.2, 0.8])
-    assert TAKFL(lam=(0.0, 1.0)).row(0, ["a", "b"], ["a"]) == [0.0]
+    assert row_of(None, 0, [True, False, True]) == pytest.approx([0.5, 0.5])
+    assert row_of((0.1, 0.5, 0.4), 0, [True, False, True]) == pytest.approx([0.2, 0.8])
+    assert row_of((0.0, 1.0), 0, [True, False]) == [0.0]
     run = federation(TAKFL(**QUICK), models=TWO)
     replies = moved(run)
     del replies[1]
@@ -112,11 +112,11 @@ def test_the_loss_of_a_task_by_hand():
 def test_targets_of_a_task_are_its_prototypes_mean_logits_and_the_averages_own(monkeypatch):
     seen = []
 
-    def noted(self, student, data, targets, ctx, name, **more):
+    def noted(options, student, data, targets, ctx, name, **more):
         seen.append((name, targets["target"], targets["own"]))
         return 0.0
 
-    monkeypatch.setattr(TAKFL, "distill_into", noted)
+    monkeypatch.setattr("polyfed.methods.takfl.distill_by", noted)
     run = federation(TAKFL(), models=TWO)
     replies = moved(run)
     taught(run, replies)
@@ -136,7 +136,7 @@ def test_targets_of_a_task_are_its_prototypes_mean_logits_and_the_averages_own(m
 
 
 def test_every_task_starts_from_the_average(monkeypatch):
-    def shifted(self, student, data, targets, ctx, name, **more):
+    def shifted(options, student, data, targets, ctx, name, **more):
         with torch.no_grad():
             for parameter in student.parameters():
                 parameter.add_(1.0)
@@ -145,7 +145,7 @@ def test_every_task_starts_from_the_average(monkeypatch):
     run, plain = federation(TAKFL(lam=(0.25, 0.75)), models=TWO), federation(FedDF(distill_steps=0), models=TWO)
     replies = moved(run)
     start = taught(plain, replies)
-    monkeypatch.setattr(TAKFL, "distill_into", shifted)
+    monkeypatch.setattr("polyfed.methods.takfl.distill_by", shifted)
     for name, tensor in taught(run, replies).items():
         torch.testing.assert_close(tensor, start[name] + 1.0)
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import polyfed as pf
-from polyfed.core.distill import distill
+from polyfed.core.distill import distill, distill_by
 from polyfed.core.message import Message
 from polyfed.core.method import Step
 from polyfed.core.nets import Net
@@ -200,7 +200,7 @@ def test_feddf_distills_as_the_released_solver_does(ensemble, weight, loss, monk
     )
     ctx = at_server()
     _, targets = method.lesson({0: Message(), 1: Message()}, data, ctx)
-    found = method.distill_into(student, data, targets, ctx, "distill")
+    found = distill_by(method, student, data, targets, ctx)
     close(student.weight, weight)
     assert found == pytest.approx(loss, abs=1e-6)
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.message import State
-from polyfed.core.party import Context, fill, load_state, state_of
+from polyfed.core.party import Context, cloned, fill, load_state, state_of
 from polyfed.core.passes import count_right
 from polyfed.core.samples import Samples
-from polyfed.core.settings import Training
+from polyfed.core.settings import Training, training_of
 from polyfed.core.stage import Aux, Batch, LossFunction, Stage, Trained
 from polyfed.ops.distance import kl_divergence
 
@@ -71,7 +71,7 @@ def distill(
             return False
         right = count_right(student, validation)
         if right > best[0]:
-            best = right, step, {key: tensor.clone() for key, tensor in state_of(student).items()}
+            best = right, step, cloned(state_of(student))
         return step - best[1] >= patience
 
     stage = Stage(
@@ -91,12 +91,35 @@ def distill(
     return trained
 
 
-def distill_held(held: State, student: nn.Module, *lesson: Any, **how: Any) -> Trained:
-    """Distill into shared tensors: they are the student's start, and get what it learned. The rest as in `distill`."""
+def distill_by(
+    options: object,
+    student: nn.Module,
+    data: Samples,
+    targets: Tensor | Mapping[str, Tensor],
+    ctx: Context,
+    **more: Any,
+) -> float:
+    """Distill as the fields of a method say, and return the mean loss. What else there is to say is as in `distill`.
+
+    The fields are `temperature`, `distill_cosine`, `distill_steps` (None, or no such field: `distill_epochs`), and
+    those of `training_of`: `distill_lr`, `distill_batch`, ...
+    """
+    steps = getattr(options, "distill_steps", None)
+    how = {
+        "steps": steps,
+        "epochs": getattr(options, "distill_epochs", None) if steps is None else None,
+        "temperature": getattr(options, "temperature", 1.0),
+        "cosine": getattr(options, "distill_cosine", False),
+    }
+    return distill(student, data, targets, ctx, training_of(options, "distill", ctx.training), **how, **more).loss
+
+
+def distill_held(options: object, held: State, student: nn.Module, *lesson: Any, **more: Any) -> float:
+    """Distill into shared tensors: they are the student's start, and get what it learned; else as `distill_by`."""
     load_state(student, held)
-    trained = distill(student, *lesson, **how)
+    loss = distill_by(options, student, *lesson, **more)
     put_back(student, held)
-    return trained
+    return loss
 
 
 def put_back(student: nn.Module, held: State) -> None:

@@ -236,6 +236,11 @@ def shared_state(model: nn.Module) -> State:
     return {n: tensor for n, tensor in state_of(model).items() if tensor.is_floating_point() and n not in frozen}
 
 
+def cloned(state: Mapping[str, Tensor]) -> State:
+    """Return a state in tensors of its own: what training moves later does not change it."""
+    return {name: tensor.clone() for name, tensor in state.items()}
+
+
 def remembered(party: Party, name: str, like: Mapping[str, Tensor]) -> State:
     """Return a state that a party keeps under a name, where the given tensors are: zeros until there is one."""
     kept: State = party.memory.get(name, {})

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed.core.message import State
-from polyfed.core.party import Context
+from polyfed.core.party import Context, cloned
 from polyfed.core.passes import count_right
 from polyfed.core.samples import Samples
 from polyfed.core.settings import Training
@@ -27,7 +27,7 @@ LEARNING = Training(epochs=5, batch_size=64, optimizer="adamw", lr=0.05)  # of l
 
 def merged(start: State, tasks: Sequence[State], row: Sequence[float]) -> State:
     """Return x + sum_j lambda_j tau_j."""
-    state = {name: tensor.clone() for name, tensor in start.items()}
+    state = cloned(start)
     for task, weight in zip(tasks, row, strict=True):
         for name, tensor in state.items():
             tensor.add_(task[name], alpha=weight)
@@ -35,6 +35,21 @@ def merged(start: State, tasks: Sequence[State], row: Sequence[float]) -> State:
         if name.endswith("running_var"):
             tensor.clamp_min_(0)  # weights may be of any sign
     return state
+
+
+def row_of(lam: Sequence[float] | None, place: int, present: Sequence[bool]) -> list[float]:
+    """Return the given weights of the tasks that are present; those of the others go to them in proportion.
+
+    `lam` are M weights for all students, or M² row by row, of which the student has the row `place` (None: 1/M each).
+    """
+    tasks = len(present)
+    lam = lam or (1 / tasks,) * tasks
+    mine = lam if len(lam) == tasks else lam[place * tasks : (place + 1) * tasks]
+    row = [weight for weight, here in zip(mine, present, strict=True) if here]
+    if len(row) == tasks:
+        return row
+    total = sum(row)
+    return [weight * sum(mine) / total if total else 0.0 for weight in row]
 
 
 def best_row(

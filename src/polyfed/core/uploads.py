@@ -12,6 +12,7 @@ from polyfed.core.party import Context, load_state
 from polyfed.core.passes import logits_of
 from polyfed.core.samples import Samples
 from polyfed.core.statistics import collect_statistics
+from polyfed.ops.aggregate import plain_mean
 
 
 class Asked(nn.Module):
@@ -61,3 +62,11 @@ def uploaded_logits(replies: Mapping[int, Message], data: Samples, ctx: Context)
     for client, reply in replies.items():
         given = reply.data.get("logits")
         yield given if given is not None else logits_of(uploaded_network(client, reply, data, ctx), data)
+
+
+def logits_by_architecture(replies: Mapping[int, Message], data: Samples, ctx: Context) -> dict[str, Tensor]:
+    """Return the mean logits of the uploaded networks of every architecture that has some."""
+    members: dict[str, dict[int, Message]] = {}
+    for client, reply in replies.items():
+        members.setdefault(ctx.infos[client].architecture, {})[client] = reply
+    return {name: plain_mean(uploaded_logits(some, data, ctx)) for name, some in members.items()}

@@ -14,7 +14,7 @@ discriminator's word:
     L = T² · KL(softmax(teacher / T) || softmax(student / T)),  on N samples of G                        (4)
 
 D_k never leaves its client: the scores D_k(x) do. Samples travel as the seed of their noise. `dafkd_hetero` (FedFD's
-tables) does the same with HeteroFL's slices: uploaded slices are the teachers, the widest network the student.
+tables) does the same with HeteroFL's slices.
 
 Deviations:
     Terms of Eq. (1) and (2) run through all local epochs of their rounds (as released: the first five epochs, which
@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +52,6 @@ from polyfed.core.stage import Aux, Batch, Draw, Stage, Update
 from polyfed.core.uploads import uploaded_network
 from polyfed.core.views import largest_first
 from polyfed.methods.fedavg import FedAvg
-from polyfed.methods.heterofl import HeteroFL
 from polyfed.models.generators import averaged_state, generated_samples, input_generator
 from polyfed.ops.aggregate import mean_state
 from polyfed.ops.penalty import between, gradient_penalty
@@ -148,10 +147,9 @@ class DaFKD(FedAvg):
 
     def distill_into(self, server: Party, data: Samples, targets: Tensor, ctx: Context) -> None:
         """Fit the average, as the largest network, to the teacher, where it stays among the shared tensors."""
-        largest, training = largest_first(ctx.blueprints)[0], training_of(self, "distill", ctx.training)
-        lesson = self.held(server, largest, ctx), ctx.replica(largest.name), data, targets, ctx, training
-        trained = distill_held(*lesson, epochs=self.distill_epochs, temperature=self.temperature)
-        ctx.log("distill_loss", trained.loss)
+        largest = largest_first(ctx.blueprints)[0]
+        held, student = self.held(server, largest, ctx), ctx.replica(largest.name)
+        ctx.log("distill_loss", distill_held(self, held, student, data, targets, ctx))
         self.refresh(server, ctx)
 
     # --- client ---
@@ -214,30 +212,6 @@ class DaFKD(FedAvg):
         scores = pass_over(main, data, lambda x, _: client.models["discriminator"](main.features(x)).sigmoid())
         reply.data["scores"] = torch.cat(scores).squeeze(1)
         return reply
-
-
-@dataclass(frozen=True)
-class DaFKDHetero(DaFKD, HeteroFL):
-    """HeteroFL with distillation of an ensemble weighted by discriminators.
-
-    Parameters
-    ----------
-    distill_lr, distill_optimizer, distill_momentum
-        As in DaFKD, with FedFD's values.
-    """
-
-    name: ClassVar[str] = "dafkd_hetero"
-    needs: ClassVar[frozenset[str]] = frozenset()
-    sends: ClassVar[str] = (
-        "the weights of the client's width slice, BatchNorm's statistics, a generator, scores of generated samples, "
-        "the number of samples of each class"
-    )
-
-    view: str = "prefix"
-    weighting: Literal["samples", "uniform"] = "uniform"
-    distill_lr: Positive = 0.01
-    distill_optimizer: OptimizerName = "sgd"
-    distill_momentum: PartShare = 0.9
 
 
 def noise_seed(ctx: Context) -> int:

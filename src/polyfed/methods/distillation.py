@@ -9,21 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from polyfed.core.distill import distill, put_back
+from polyfed.core.distill import distill_held
 from polyfed.core.errors import InputError
 from polyfed.core.fields import AtLeastOne, Count, NotNegative, OptimizerName, PartShare, Positive, SomeShare
 from polyfed.core.message import Message
 from polyfed.core.method import Combination
-from polyfed.core.party import Blueprint, ClientInfo, Context, Party, load_state
+from polyfed.core.party import Blueprint, ClientInfo, Context, Party
 from polyfed.core.passes import count_right
 from polyfed.core.rng import generator
 from polyfed.core.samples import Samples, split_off
-from polyfed.core.settings import training_of
 from polyfed.core.uploads import uploaded_logits, uploaded_network
 from polyfed.methods.fedavg import FedAvg
 from polyfed.ops.aggregate import plain_mean
@@ -166,35 +165,8 @@ class EnsembleDistillation(FedAvg):
         HeteroFL's statistics of a width are not among them, and are collected after this.
         """
         student, held = ctx.replica(blueprint.name), self.held(server, blueprint, ctx)
-        load_state(student, held)
         choice = {"validation": validation, "every": self.check_every, "patience": self.patience}
-        loss = self.distill_into(student, data, targets, ctx, f"distill/{blueprint.name}", **choice)
-        put_back(student, held)
-        return loss
-
-    def distill_into(
-        self,
-        student: nn.Module,
-        data: Samples,
-        targets: Tensor | Mapping[str, Tensor],
-        ctx: Context,
-        name: str,
-        **more: Any,
-    ) -> float:
-        """Train a student as the options say, and return the mean loss."""
-        return distill(
-            student,
-            data,
-            targets,
-            ctx,
-            training_of(self, "distill", ctx.training),
-            epochs=self.distill_epochs if self.distill_steps is None else None,
-            steps=self.distill_steps,
-            temperature=self.temperature,
-            cosine=self.distill_cosine,
-            name=name,
-            **more,
-        ).loss
+        return distill_held(self, held, student, data, targets, ctx, name=f"distill/{blueprint.name}", **choice)
 
 
 def worth_keeping(accuracies: Sequence[float], chance: float) -> list[bool]:

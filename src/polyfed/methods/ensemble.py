@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from polyfed.core.fields import NotNegative
 from polyfed.core.message import Message, State
 from polyfed.core.method import Combination, Local, Method, Plan, Step
-from polyfed.core.party import Context, Party, shared_state
+from polyfed.core.party import Context, Party, cloned, shared_state
 from polyfed.core.privacy import Releases
 from polyfed.core.releases import class_counts
 from polyfed.core.rng import SERVER
@@ -96,8 +96,8 @@ class OneShot(Method):
         """Keep the uploads."""
         server.memory["uploads"] = {
             str(client): {
-                "state": {name: tensor.clone() for name, tensor in self.whole(client, reply, ctx).items()},
-                **{name: tensor.clone() for name, tensor in reply.data.items()},
+                "state": cloned(self.whole(client, reply, ctx)),
+                **cloned(reply.data),
                 **reply.meta,
             }
             for client, reply in replies.items()

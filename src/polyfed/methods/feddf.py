@@ -8,8 +8,7 @@ networks into every prototype's average x_p, on unlabeled public data:
     x_p = sum_k n_k w_k / sum_k n_k,  over this round's clients of prototype p                          (1)
     L = T² · KL(softmax(mean_k z_k(x) / T) || softmax(z_p(x) / T)),  mean over all clients of the round   (2)
 
-`feddf_hetero` (FedFusion in FedFD's tables) does the same with width slices: HeteroFL's average is the start, uploaded
-slices are the teachers, and the widest network is the student.
+`feddf_hetero` (FedFusion in FedFD's tables) does the same with width slices.
 
 Deviations:
     The server has no validation data by itself, and distills for a fixed number of steps (the paper: at most 10000,
@@ -23,7 +22,6 @@ Deviations:
     A client that is no network has no weights to average: it uploads its logits on the public data, is a teacher in
     Eq. (2) as the others are, and learns from what the ensemble says there; it is its own student. Such a federation
     chooses nothing (`select_on`, `drop_worst`). It hears the ensemble at the beginning of its next round.
-    FedFusion's distillation set, optimizer and length are not named: public data, and FedFD's choices here.
 """
 
 from __future__ import annotations
@@ -35,16 +33,13 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from polyfed.core.distill import distillation_loss
-from polyfed.core.fields import AtLeastOne, Count, OptimizerName, PartShare, Positive
 from polyfed.core.message import Message
 from polyfed.core.method import EVALUATE, Combination, Local, Step
 from polyfed.core.needs import EXPLAINED
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party
 from polyfed.core.passes import logits_of
 from polyfed.core.stage import Stage
-from polyfed.core.views import largest_first
 from polyfed.methods.distillation import EnsembleDistillation
-from polyfed.methods.heterofl import STATISTICS, HeteroFL
 
 
 @dataclass(frozen=True)
@@ -125,41 +120,6 @@ class FedDF(EnsembleDistillation):
             yield Stage(distillation_loss, data=client.public, **options)
         yield self.stage(client, ctx)
         return Message(data={"logits": logits_of(client.main, client.public)}, meta={"samples": len(client.train)})
-
-
-@dataclass(frozen=True)
-class FedDFHetero(EnsembleDistillation, HeteroFL):
-    """FedFusion: HeteroFL with distillation of the ensemble into the widest network.
-
-    Parameters
-    ----------
-    distill_steps, distill_epochs, distill_lr, distill_batch, distill_optimizer, distill_momentum, distill_clip
-        As in FedDF, with FedFD's values: one epoch of SGD.
-    distill_cosine
-        As in FedDF; off here.
-    """
-
-    name: ClassVar[str] = "feddf_hetero"
-    paper: ClassVar[str] = "Lin et al. 2020"
-
-    view: str = "prefix"
-    weighting: Literal["samples", "uniform"] = "uniform"
-    distill_steps: Count | None = None
-    distill_lr: Positive = 0.01
-    distill_batch: AtLeastOne = 64
-    distill_optimizer: OptimizerName = "sgd"
-    distill_momentum: PartShare = 0.9
-    distill_clip: Positive | None = None
-    distill_cosine: bool = False
-
-    def fuse(self, server: Party, replies: Mapping[int, Message], step: Step, ctx: Context) -> None:
-        """Do as HeteroFL does, whose average ends with `refine`; statistics come from everybody."""
-        kept = replies if step.name == STATISTICS.name else self.kept(server, replies, ctx)
-        super().fuse(server, kept, step, ctx)
-
-    def students(self, ctx: Context) -> list[Blueprint]:
-        """Return the widest network alone: the others are its slices."""
-        return largest_first(ctx.blueprints)[:1]
 
 
 def is_learner(info: ClientInfo, blueprints: Mapping[str, Blueprint]) -> bool:

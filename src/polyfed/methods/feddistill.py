@@ -34,7 +34,6 @@ from polyfed.core.privacy import Releases
 from polyfed.core.prototypes import class_numbers, spread
 from polyfed.core.releases import class_means_of
 from polyfed.core.stage import Aux, Batch, Stage, Sums
-from polyfed.methods.fedavg import PRETRAIN, FedAvg
 
 
 @dataclass(frozen=True)
@@ -82,8 +81,6 @@ class FedDistill(Method):
     def fuse(self, server: Party, replies: Mapping[int, Message], step: Step, ctx: Context) -> None:
         """Add up the vectors F_k and count their holders, label by label."""
         super().fuse(server, replies, step, ctx)
-        if step.name == PRETRAIN.name:
-            return
         server.memory["uploads"] = {str(client): dict(reply.data) for client, reply in replies.items()}
         each = [by_label(reply.data, ctx) for reply in replies.values()]
         # In double precision: taking a client's own vector off again leaves those of the others, not their rounding.
@@ -115,31 +112,6 @@ class FedDistill(Method):
         labels = torch.arange(logits.shape[1], device=logits.device)
         member = (labels.unsqueeze(1) == batch.y.unsqueeze(0)).to(logits.dtype)  # [C, B]
         return loss, {"logits": member @ logits.detach(), "counts": member.sum(1)}
-
-
-@dataclass(frozen=True)
-class FedDistillPlus(FedDistill, FedAvg):
-    """FedDistill with averaged weights (FedDistill+, FD-FL).
-
-    Parameters
-    ----------
-    lam
-        Weight lambda of the soft targets; 0 gives FedAvg exactly.
-    view, weighting, buffers, pretrain_epochs
-        As in FedAvg.
-    """
-
-    name: ClassVar[str] = "feddistill_plus"
-    sends: ClassVar[str] = "model weights, the number of samples, the mean logits of each class"
-    combines: ClassVar[Mapping[str, Combination]] = {"params/main": "mean", "data/logits": "classes"}
-
-    def local(self, client: Party, step: Step, ctx: Context) -> Local:
-        """Do as FedDistill does, and return the weights too; pre-training is FedAvg's."""
-        if step.name == PRETRAIN.name:
-            return (yield from FedAvg.local(self, client, step, ctx))
-        reply = yield from super().local(client, step, ctx)
-        assert reply is not None
-        return Message({"main": self.shared(client)}, reply.data, {"samples": len(client.train)})
 
 
 def packed(total: Tensor, counts: Tensor, ctx: Context) -> dict[str, Tensor]:

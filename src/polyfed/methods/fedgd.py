@@ -37,7 +37,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyfed.core.distill import distill, put_back
+from polyfed.core.distill import distill_by, put_back
 from polyfed.core.errors import InputError
 from polyfed.core.fields import AtLeastOne, AtLeastTwo, Count, NotNegative, PartShare, Positive
 from polyfed.core.message import Message
@@ -142,7 +142,7 @@ class FedGD(HeteroFL):
             targets.append(ensemble_logits(teachers, images))
             if number >= self.warm_up:
                 data, target = unlabeled(torch.cat(pool)), torch.cat(targets)
-                losses.append(self.teach(server.main, data, target, number, ctx))
+                losses.append(distill_by(self, server.main, data, target, ctx, name=f"distill/{number}"))  # Eq. (5)
         ctx.log("distill_loss", losses[-1])
         put_back(server.main, self.held(server, largest_first(ctx.blueprints)[0], ctx))
 
@@ -185,12 +185,6 @@ class FedGD(HeteroFL):
             apart = F.kl_div(student.log_softmax(1), teacher.log_softmax(1), reduction="none", log_target=True).sum(1)
             loss = loss - aux["adversarial"] * (agree * apart).mean()  # Eq. (3)
         return loss
-
-    def teach(self, student: nn.Module, data: Samples, targets: Tensor, number: int, ctx: Context) -> float:
-        """Distill the ensemble into the global network on the pool, Eq. (5)."""
-        training = training_of(self, "distill", ctx.training)
-        steps, temperature, name = self.distill_steps, self.temperature, f"distill/{number}"
-        return distill(student, data, targets, ctx, training, steps=steps, temperature=temperature, name=name).loss
 
 
 def ensemble_logits(teachers: Iterable[nn.Module], images: Tensor) -> Tensor:

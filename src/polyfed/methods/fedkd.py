@@ -27,14 +27,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed.core.fields import NotNegative, Positive, SomeShare
-from polyfed.core.message import Message, State
+from polyfed.core.message import Message
 from polyfed.core.method import Combination, Local, Step
-from polyfed.core.party import ClientInfo, Context, Party, load_state, shared_state
+from polyfed.core.party import ClientInfo, Context, Party, cloned, load_state, shared_state
 from polyfed.core.stage import Aux, Batch, Stage, Update
 from polyfed.methods.proxies import Proxies
 from polyfed.ops.aggregate import mean_state
 from polyfed.ops.distance import kl_divergence
-from polyfed.ops.lowrank import pack, unpack
+from polyfed.ops.lowrank import changed, packed_change, unpacked_change
 
 SMALLEST = 1e-8  # of the scale c: two perfect networks have nothing left to teach
 
@@ -96,15 +96,10 @@ class FedKD(Proxies):
     def fuse(self, server: Party, replies: Mapping[int, Message], step: Step, ctx: Context) -> None:
         """Take the mean of the changes, compress it, and apply it here as the clients will."""
         g = shared_state(server.main)
-        changes = (unpack(reply.data["change"], reply.data["ranks"], g) for reply in replies.values())
-        packed = self.packed(mean_state(changes, self.weights(replies)), ctx)
-        load_state(server.main, applied(g, packed))
+        changes = (unpacked_change(reply.data, g) for reply in replies.values())
+        packed = packed_change(mean_state(changes, self.weights(replies)), self.energy(ctx))
+        load_state(server.main, changed(g, packed))
         server.memory["change"] = {"round": ctx.round, "holders": list(replies), "packed": packed}
-
-    def packed(self, change: State, ctx: Context) -> dict[str, Tensor]:
-        """Return a change as it travels."""
-        values, ranks = pack(change, self.energy(ctx))
-        return {"change": values, "ranks": ranks}
 
     # --- client ---
 
@@ -118,7 +113,7 @@ class FedKD(Proxies):
 
     def receive(self, client: Party, step: Step, ctx: Context) -> None:
         """Renew the common mentee, and start from it."""
-        common = client.inbox.params.get("proxy") or applied(client.memory["common"], client.inbox.data)
+        common = client.inbox.params.get("proxy") or changed(client.memory["common"], client.inbox.data)
         client.memory["common"] = cloned(common)
         load_state(client.models["proxy"], common)
 
@@ -157,17 +152,4 @@ class FedKD(Proxies):
         yield Stage(updates=(mentor, Update((self.mentee_loss,), moved, training=rate)))
         trained, common = shared_state(client.models["proxy"]), client.memory["common"]
         change = {name: trained[name] - common[name] for name in trained}
-        return Message(data=self.packed(change, ctx), meta=self.reply(client).meta)
-
-
-def applied(state: State, packed: Mapping[str, Tensor]) -> State:
-    """Return a state after a packed change (none: as it is)."""
-    if not packed:
-        return state
-    change = unpack(packed["change"], packed["ranks"], state)
-    return {name: tensor + change[name] for name, tensor in state.items()}
-
-
-def cloned(state: State) -> State:
-    """Return a copy of its own."""
-    return {name: tensor.clone() for name, tensor in state.items()}
+        return Message(data=packed_change(change, self.energy(ctx)), meta=self.reply(client).meta)

@@ -36,7 +36,7 @@ from polyfed.core.samples import Samples
 from polyfed.core.stage import Stage
 from polyfed.core.uploads import uploaded_logits
 from polyfed.methods.fedavg import PRETRAIN
-from polyfed.methods.feddf import FedDFHetero
+from polyfed.methods.feddf_hetero import FedDFHetero
 from polyfed.methods.heterofl import STATISTICS
 
 PATIENCE = 3  # rounds of few selections before a client does less

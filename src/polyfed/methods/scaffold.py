@@ -16,21 +16,22 @@ Deviations:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from polyfed.core.errors import InputError
 from polyfed.core.fields import NotNegative
+from polyfed.core.looking import gradients_at_rest
 from polyfed.core.message import Message, State, grouped
 from polyfed.core.method import Combination, Local, Step
 from polyfed.core.party import ClientInfo, Context, Party, remembered
 from polyfed.core.settings import Training
-from polyfed.core.stage import Aux, Batch, Grads, Stage
+from polyfed.core.stage import Aux, Grads, Stage
 from polyfed.methods.fedavg import FedAvg
-from polyfed.ops.aggregate import IndexMap, Slot, extract
+from polyfed.ops.aggregate import IndexMap, Slot, extract, part_way
 
 
 @dataclass(frozen=True)
@@ -90,12 +91,9 @@ class Scaffold(FedAvg):
     @torch.no_grad()
     def fuse(self, server: Party, replies: Mapping[int, Message], step: Step, ctx: Context) -> None:
         """Take w + eta_g (mean of y_k - w), and c + 1/N sum of (c_k+ - c_k) over this round's clients."""
-        start = {key: server.state[key].clone() for key in server.memory["control"]} if self.server_lr != 1 else {}
-        super().fuse(server, replies, step, ctx)
-        for key, w in start.items():
-            server.state[key].lerp_(w, 1 - self.server_lr)
-        if start:
-            self.refresh(server, ctx)
+        with part_way(server.state, server.memory["control"], self.server_lr):
+            super().fuse(server, replies, step, ctx)
+        self.refresh(server, ctx)
         control, owners = server.memory["control"], server.memory["owners"]
         for client, reply in replies.items():
             slots = self.controlled(ctx.infos[client], ctx)
@@ -114,7 +112,7 @@ class Scaffold(FedAvg):
         mine = remembered(client, "control", c)
         w = {name: client.inbox.params["main"][name].to(ctx.device) for name in c}
         option = self.option if self.option != "auto" else "II" if is_plain(ctx.training) else "gradient"
-        looked = (yield self.looking(ctx)) if option == "I" else None
+        looked = (yield gradients_at_rest(self.loss, ctx.training)) if option == "I" else None
         trained = yield Stage(
             self.loss,
             gradients=corrected,
@@ -133,24 +131,10 @@ class Scaffold(FedAvg):
         reply.data |= grouped("control", change)
         return reply
 
-    def looking(self, ctx: Context) -> Stage:
-        """Return a pass over the data in which nothing moves: it only adds up the gradients."""
-        still = replace(ctx.training, optimizer="sgd", momentum=0.0, weight_decay=0.0, clip=None)
-        return Stage(self.still_loss, gradients=nothing, epochs=1, training=still, shuffle=False, sum_gradients=True)
-
-    def still_loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
-        """Return the loss without moving BatchNorm's statistics."""
-        return self.loss({"main": nets["main"].still()}, batch, aux)
-
 
 def place(whole: Tensor, slot: Slot) -> Tensor:
     """Return the part of a tensor that a slot names, as a view: slots of this method are whole, or slices."""
     return whole if slot.part is None else whole[slot.part]
-
-
-def nothing(grads: tuple[Grads, ...], aux: Aux) -> Grads:
-    """Return a gradient of zero."""
-    return {"main": {name: torch.zeros_like(g) for name, g in grads[0]["main"].items()}}
 
 
 def corrected(grads: tuple[Grads, ...], aux: Aux) -> Grads:

@@ -19,24 +19,24 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
+from polyfed.core.distill import distill_by
 from polyfed.core.errors import InputError
 from polyfed.core.fields import AtLeastOne, Count, NotNegative, Positive
 from polyfed.core.message import Message, State
-from polyfed.core.party import ClientInfo, Context, Party, fill, load_state, state_of
+from polyfed.core.party import ClientInfo, Context, Party, cloned, fill, load_state, state_of
 from polyfed.core.passes import logits_of
 from polyfed.core.samples import Samples
 from polyfed.core.stage import Aux, Batch
-from polyfed.core.task_vectors import best_row, learned_row, merged
-from polyfed.core.uploads import ready_network, uploaded_logits
+from polyfed.core.task_vectors import best_row, learned_row, merged, row_of
+from polyfed.core.uploads import logits_by_architecture, ready_network
 from polyfed.core.views import largest_first
 from polyfed.methods.feddf import FedDF
-from polyfed.ops.aggregate import plain_mean
 from polyfed.ops.distance import kl_divergence
 
 
@@ -108,15 +108,16 @@ class TAKFL(FedDF):
             return
         data, validation = self.split(server, ctx)
         prototypes = [blueprint.name for blueprint in reversed(largest_first(ctx.blueprints))]
-        ensembles = self.ensembles(replies, prototypes, data, ctx)
+        told = logits_by_architecture(replies, data, ctx)
+        ensembles = {name: told[name] for name in prototypes if name in told}  # zbar_j, Eq. (1)
         weights = {}
         for place, student in enumerate(prototypes):
             held = self.held(server, ctx.blueprints[student], ctx)
-            start = {name: tensor.clone() for name, tensor in held.items()}
+            start = cloned(held)
             own = logits_of(ready_network(student, start, data, ctx), data)
             tasks = [self.task(start, student, teacher, ensembles[teacher], own, data, ctx) for teacher in ensembles]
             if self.merge == "fixed" or validation is None:
-                row = self.row(place, prototypes, list(ensembles))
+                row = row_of(self.lam, place, [name in ensembles for name in prototypes])
             elif self.merge == "heuristic":
                 row = best_row(student, start, tasks, data, validation, ctx, self.candidates)
             else:
@@ -126,17 +127,6 @@ class TAKFL(FedDF):
         ctx.log("distillation", {"weights": weights, "selected_on": self.select_on})
         self.refresh(server, ctx)
 
-    def ensembles(
-        self, replies: Mapping[int, Message], prototypes: Sequence[str], data: Samples, ctx: Context
-    ) -> dict[str, Tensor]:
-        """Return zbar_j, Eq. (1), of the prototypes that have uploads this round, smallest first."""
-        found = {}
-        for name in prototypes:
-            members = {c: reply for c, reply in replies.items() if ctx.infos[c].architecture == name}
-            if members:
-                found[name] = plain_mean(uploaded_logits(members, data, ctx))
-        return found
-
     def task(
         self, start: State, student: str, teacher: str, targets: Tensor, own: Tensor, data: Samples, ctx: Context
     ) -> State:
@@ -144,7 +134,7 @@ class TAKFL(FedDF):
         model = ctx.replica(student)
         load_state(model, start)
         name = f"distill/{student}" + ("" if teacher == student else f"/{teacher}")  # the own task in FedDF's order
-        self.distill_into(model, data, {"target": targets, "own": own}, ctx, name, loss=self.task_loss)
+        distill_by(self, model, data, {"target": targets, "own": own}, ctx, name=name, loss=self.task_loss)
         moved = state_of(model)
         return {key: moved[key].to(tensor) - tensor for key, tensor in start.items()}
 
@@ -154,13 +144,3 @@ class TAKFL(FedDF):
         loss = self.temperature**2 * kl_divergence(logits, batch["target"], self.temperature)
         stay = self.self_temperature**2 * kl_divergence(logits, batch["own"], self.self_temperature)
         return loss + self.self_weight * stay
-
-    def row(self, place: int, prototypes: Sequence[str], teachers: Sequence[str]) -> list[float]:
-        """Return the fixed weights of a student's tasks; those of absent teachers go to the others in proportion."""
-        lam = self.lam or (1 / len(prototypes),) * len(prototypes)
-        mine = lam if len(lam) == len(prototypes) else lam[place * len(prototypes) : (place + 1) * len(prototypes)]
-        present = [weight for name, weight in zip(prototypes, mine, strict=True) if name in teachers]
-        if len(present) == len(mine):
-            return present
-        total = sum(present)
-        return [weight * sum(mine) / total if total else 0.0 for weight in present]

@@ -6,7 +6,8 @@ of the model in memory and the result does not depend on the order in which repl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -120,6 +121,15 @@ def mean_state(states: Iterable[Mapping[str, Tensor]], weights: Iterable[float])
             else:
                 mean[name].lerp_(tensor.to(mean[name]), weight / total)
     return mean
+
+
+@contextmanager
+def part_way(state: Mapping[str, Tensor], names: Iterable[str], rate: float) -> Iterator[None]:
+    """Let some tensors go only a share of the way that the block moves them: w + rate · (moved - w); 1: all of it."""
+    start = {name: state[name].clone() for name in names} if rate != 1 else {}
+    yield
+    for name, w in start.items():
+        state[name].lerp_(w, 1 - rate)
 
 
 @torch.no_grad()

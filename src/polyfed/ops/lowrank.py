@@ -64,3 +64,22 @@ def unpack(values: Tensor, ranks: Tensor, like: Mapping[str, Tensor]) -> dict[st
             rows, columns, rank = len(tensor), tensor[0].numel(), next(left)
             state[name] = expand((take(rows, rank), take(rank), take(rank, columns))).view(tensor.shape)
     return state
+
+
+def packed_change(change: Mapping[str, Tensor], energy: float) -> dict[str, Tensor]:
+    """Return a change of a state as it travels: its numbers, and the ranks of its matrices."""
+    values, ranks = pack(change, energy)
+    return {"change": values, "ranks": ranks}
+
+
+def unpacked_change(packed: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a change that travelled: names and shapes are those of `like`."""
+    return unpack(packed["change"], packed["ranks"], like)
+
+
+def changed(state: Mapping[str, Tensor], packed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state after a packed change (none: as it is)."""
+    if not packed:
+        return dict(state)
+    change = unpacked_change(packed, state)
+    return {name: tensor + change[name] for name, tensor in state.items()}
