@@ -183,19 +183,18 @@ def test_the_ensemble_is_the_mean_of_logits():
 def test_the_student_learns_on_the_pool_after_the_warm_up_and_goes_back(monkeypatch):
     run = federation(FedGD(**SMALL))
     seen = []
-    real = FedGD.teach
 
-    def noted(self, student, data, targets, number, ctx):
-        seen.append((number, len(data), targets.shape))
+    def noted(method, student, data, targets, ctx, name):
+        seen.append((name, len(data), targets.shape))
         torch.testing.assert_close(targets, ensemble_logits(uploaded_copies(replies, ctx), data.x))
-        return real(self, student, data, targets, number, ctx)
+        return distill_by(method, student, data, targets, ctx, name=name)
 
-    monkeypatch.setattr(FedGD, "teach", noted)
+    monkeypatch.setattr("polyfed.methods.fedgd.distill_by", noted)
     replies = uploads(run)
     run.ctx.round = 1
     before = {name: t.clone() for name, t in run.server.state.items()}
     run.method.refine(run.server, replies, run.ctx)
-    assert seen == [(1, 12, (12, 3)), (2, 18, (18, 3))]
+    assert seen == [("distill/1", 12, (12, 3)), ("distill/2", 18, (18, 3))]
     own = state_of(run.server.main)
     assert all(torch.equal(own[name], t) and not torch.equal(t, before[name]) for name, t in run.server.state.items())
 

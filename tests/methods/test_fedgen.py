@@ -16,8 +16,8 @@ from polyfed.core.nets import Net
 from polyfed.core.party import state_of
 from polyfed.core.settings import Settings
 from polyfed.core.stage import Batch
-from polyfed.methods.fedgen import FedGen, diversity
-from polyfed.ops.distance import kl_divergence
+from polyfed.methods.fedgen import FedGen
+from polyfed.ops.distance import diversity, kl_divergence
 
 SMALL = {"hidden": 6, "noise_dim": 4, "generator_steps": 2, "generator_batch": 4}
 TRAINING = pf.Training(epochs=1, batch_size=8, lr=0.05)

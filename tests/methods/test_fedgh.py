@@ -12,11 +12,11 @@ from polyfed.api import prepare
 from polyfed.build import make_blueprint
 from polyfed.config import Networks
 from polyfed.core.errors import InputError
+from polyfed.core.heads import linear_head
 from polyfed.core.message import Message
 from polyfed.core.party import load_state
 from polyfed.core.prototypes import class_means
 from polyfed.core.settings import Settings
-from polyfed.core.views import linear_head
 from polyfed.methods.fedgh import FedGH
 
 SGD = pf.Training(epochs=1, batch_size=8, lr=0.05)

@@ -92,6 +92,7 @@ def test_masks_are_nested_in_the_size(scope):
     sizes = (0.02, 0.1, 0.5, 0.9, 1.0)
     run = federation(FIARSE(sizes=sizes, scope=scope), problem((9,) * 5), ("mlp:2x8",))
     found = [run.method.kept(run.server, run.backend.infos[client], run.ctx) for client in range(5)]
+    found = [(choice.chosen, theta) for choice, theta in found]
     for (small, high), (large, low) in pairwise(found):
         assert not (small & ~large).any() and int(small.sum()) < int(large.sum()) and (high >= low).all()
     assert found[-1][0].all() and not found[-1][1].any()
@@ -99,11 +100,11 @@ def test_masks_are_nested_in_the_size(scope):
 
 def test_a_layer_keeps_its_own_share_and_norms_are_whole():
     run = federation(FIARSE(sizes=(0.25,), scope="layer"), problem((9,)), ("cnn:4-8,bn",))
-    weights = run.method.weights(run.ctx.blueprints["cnn:4-8,bn"])
+    weights = run.method.weights("cnn:4-8,bn", run.ctx)
     assert weights.groups == [["stem.conv.weight"], ["stages.0.conv.weight"], ["head.weight", "head.bias"]]
-    chosen, theta = run.method.kept(run.server, run.backend.infos[0], run.ctx)
+    choice, theta = run.method.kept(run.server, run.backend.infos[0], run.ctx)
     assert theta.shape == (3,)
-    masks = weights.split(chosen)
+    masks = choice.masks()
     assert [int(masks[name].sum()) for name in ("stem.conv.weight", "stages.0.conv.weight")] == [9, 72]
     assert int(masks["head.weight"].sum() + masks["head.bias"].sum()) == 27 // 4
     for name, mask in masks.items():
@@ -195,7 +196,7 @@ def test_entries_have_the_mean_over_those_who_kept_them(server_lr, weighting):
     assert torch.equal(run.server.main.head.weight.data, run.server.state["head.weight"])
     kept, _ = run.method.kept(run.server, run.backend.infos[1], run.ctx)  # by the new magnitudes
     order = run.server.state["head.weight"].flatten().abs().argsort(descending=True)[:2]
-    assert set(kept.nonzero().flatten().tolist()) == set(order.tolist()) != {0, 3}
+    assert set(kept.chosen.nonzero().flatten().tolist()) == set(order.tolist()) != {0, 3}
 
 
 def test_running_statistics_have_the_plain_mean_whatever_the_servers_step():

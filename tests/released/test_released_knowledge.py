@@ -26,7 +26,7 @@ from polyfed.methods.dafkd import DaFKD, weighted_teacher
 from polyfed.methods.dsfl import DSFL
 from polyfed.methods.feddf import FedDF
 from polyfed.methods.feddistill import FedDistill
-from polyfed.methods.fedgen import FedGen, diversity
+from polyfed.methods.fedgen import FedGen
 from polyfed.methods.fedgh import FedGH
 from polyfed.methods.fedkd import FedKD
 from polyfed.methods.fedl2g import FedL2G
@@ -39,6 +39,7 @@ from polyfed.methods.takfl import TAKFL
 from polyfed.models import build
 from polyfed.models.generators import FeatureGenerator
 from polyfed.ops.conformal import label_scores, prediction_sets, threshold
+from polyfed.ops.distance import diversity
 from polyfed.ops.lowrank import compress, expand
 from polyfed.ops.moments import class_moments, pooled_moments
 

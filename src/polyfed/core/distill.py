@@ -105,7 +105,7 @@ def distill_by(
     those of `training_of`: `distill_lr`, `distill_batch`, ...
     """
     steps = getattr(options, "distill_steps", None)
-    how = {
+    how: dict[str, Any] = {
         "steps": steps,
         "epochs": getattr(options, "distill_epochs", None) if steps is None else None,
         "temperature": getattr(options, "temperature", 1.0),

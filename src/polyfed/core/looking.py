@@ -1,14 +1,19 @@
-"""Stages in which nothing moves: what the loss of a client's network looks like where it is."""
+"""Looking at a client's network without moving it: gradients where it is, and what it would say with other weights."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from polyfed.core.message import State
+from polyfed.core.nets import Net, has_batch_norm
+from polyfed.core.party import Context, Party
+from polyfed.core.runner import SeededDropout
+from polyfed.core.samples import Samples
 from polyfed.core.settings import Training
 from polyfed.core.stage import Aux, Batch, Grads, Stage
 
@@ -17,6 +22,26 @@ def gradients_at_rest(loss: Any, training: Training) -> Stage:
     """Return a pass over a client's data, in batches of `training`, that only adds up the gradients of `loss`."""
     still = replace(training, optimizer="sgd", momentum=0.0, weight_decay=0.0, clip=None)
     return Stage(StillLoss(loss), gradients=nothing, epochs=1, training=still, shuffle=False, sum_gradients=True)
+
+
+def as_function(
+    client: Party, data: Samples, look: Callable[[Any, Tensor, Tensor], Tensor], ctx: Context, purpose: str
+) -> Callable[[State], Tensor]:
+    """Return what `look(net, x, y)` sees of some samples, as a function of the weights: for `torch.func`.
+
+    BatchNorm's statistics do not move (a lone sample is predicted with them), and dropout is the same at every call:
+    its draws are those of the purpose.
+    """
+    x, y = data.inputs().to(ctx.device), data.labels().to(ctx.device)
+    module = client.main
+    lone = len(y) == 1 and has_batch_norm(module)
+
+    def seen(weights: State) -> Tensor:
+        net = Net(module).replaced(weights)
+        with SeededDropout(lambda: ctx.rng(purpose, client), {"main": module}):
+            return look(net.eval() if lone else net.still(), x, y)
+
+    return seen
 
 
 @dataclass(frozen=True)

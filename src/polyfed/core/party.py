@@ -172,6 +172,11 @@ class Context:
             self.cache[key] = make()
         return self.cache[key]
 
+    def forget(self, *keys: Any) -> None:
+        """Let what `cached` holds for these keys be made again: what it depends on has changed."""
+        for key in keys:
+            self.cache.pop(key, None)
+
     def this_round(self, key: Any, make: Callable[[], Any]) -> Any:
         """Return what `make` makes, made once in a round for this key."""
         made = self.cache.get(("round", key))

@@ -8,14 +8,15 @@ that state. The same averaging then does FedAvg (`Full`), layer-wise averaging (
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 
 import torch
 
 from polyfed.core.errors import InputError
 from polyfed.core.message import State
 from polyfed.core.party import Blueprint
-from polyfed.core.width import Channels, channel_index, mesh
+from polyfed.core.width import Channels, channel_index, cut, mesh, shapes_at
 from polyfed.ops.aggregate import IndexMap, Slot
 
 Blueprints = Mapping[str, Blueprint]
@@ -43,29 +44,27 @@ def largest_first(blueprints: Blueprints) -> list[Blueprint]:
     return sorted(blueprints.values(), key=lambda b: (-b.parameters, b.name))
 
 
+def at_rate(widest: Blueprint, rate: float) -> Blueprint:
+    """Return what is known of a network whose hidden layers have a share of the channels; at rate 1 it is the widest.
+
+    Its tensors are the first entries of the widest one's, along every axis.
+    """
+    if rate == 1:
+        return widest
+    shapes = shapes_at(widest.width_groups, widest.shapes, rate)
+    size = sum(prod(shape) for name, shape in shapes.items() if name not in widest.buffers)
+    name, initial = name_at(widest.name, rate), cut(widest.initial, shapes)
+    return replace(widest, name=name, shapes=shapes, initial=initial, parameters=size, build=None)
+
+
+def name_at(widest: str, rate: float) -> str:
+    """Return the name of an architecture at a rate: its own at rate 1."""
+    return widest if rate == 1 else f"{widest}*{rate:g}"
+
+
 def contains(large: Blueprint, small: Blueprint) -> bool:
     """Tell whether every tensor of one architecture is a slice of the other's of that name."""
     return all(name in large.shapes and _covers(large.shapes[name], shape) for name, shape in small.shapes.items())
-
-
-def linear_head(blueprint: Blueprint) -> IndexMap | None:
-    """Return the names of the last layer's weight and bias, under these keys; None where they are not to be found."""
-    shapes, classes = blueprint.shapes, blueprint.num_classes
-    for name in reversed(shapes):
-        module, _, kind = name.rpartition(".")
-        bias = f"{module}.bias".removeprefix(".")
-        if kind == "weight" and shapes[name] == (classes, blueprint.feature_dim) and shapes.get(bias) == (classes,):
-            return {name: Slot("weight"), bias: Slot("bias")}
-    return None
-
-
-def head_misfit(blueprints: Blueprints) -> str | None:
-    """Return what is missing where a head is to be trained or replaced by itself, in words; None if nothing is."""
-    for name, blueprint in blueprints.items():
-        head = linear_head(blueprint)
-        if head is None or head.keys() & blueprint.frozen:
-            return f"networks that end in a linear layer with a bias, free to be trained, but {name} does not"
-    return None
 
 
 @dataclass(frozen=True)
@@ -116,6 +115,27 @@ class Owned:
     def slots(self, blueprint: Blueprint, blueprints: Blueprints) -> IndexMap:
         """Return the map of one architecture."""
         return {name: Slot(name) for name in shared_names(blueprint, self.buffers)}
+
+
+@dataclass(frozen=True)
+class OwnedBut(Owned):
+    """Layer-wise, but every architecture has some tensors of its own: a method's view says which."""
+
+    def own_names(self, blueprint: Blueprint, blueprints: Blueprints) -> set[str]:
+        """Return the names of what an architecture does not share with others."""
+        return set()
+
+    def layout(self, blueprints: Blueprints) -> State:
+        """Return all tensors; those of one name start from the same values."""
+        common = super().layout(blueprints)
+        places = [item for blueprint in blueprints.values() for item in self.slots(blueprint, blueprints).items()]
+        return {slot.key: common[name].clone() for name, slot in places}
+
+    def slots(self, blueprint: Blueprint, blueprints: Blueprints) -> IndexMap:
+        """Return the map of one architecture."""
+        own = self.own_names(blueprint, blueprints)
+        names = shared_names(blueprint, self.buffers)
+        return {name: Slot(f"{blueprint.name}::{name}" if name in own else name) for name in names}
 
 
 @dataclass(frozen=True)

@@ -129,6 +129,14 @@ def put(state: Mapping[str, Tensor], part: Mapping[str, Tensor]) -> None:
         state[name].fill_(1.0 if name.endswith("running_var") else 0.0)[_corner(tensor.shape)] = tensor
 
 
+def corner_of(state: Mapping[str, Tensor], shapes: Shapes) -> dict[str, Tensor]:
+    """Return ones at the first entries of every tensor, and zeros elsewhere."""
+    held = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    for name, tensor in held.items():
+        tensor[_corner(shapes[name])] = 1
+    return held
+
+
 def _corner(shape: Sequence[int]) -> tuple[slice, ...]:
     return tuple(slice(0, size) for size in shape)
 

@@ -1,20 +1,24 @@
 """A fused network that combines the logits of several by a small trained network, the combiner.
 
-Clients that learn a combiner ask each other's networks, so they build them by name (`network_of`).
+Clients that learn a combiner ask each other's networks, so these travel, and are built by their names (`network_of`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.message import State
-from polyfed.core.party import Context
+from polyfed.core.message import Message, State
+from polyfed.core.party import Context, Party
+from polyfed.core.passes import logits_of
+from polyfed.core.samples import Samples
 from polyfed.fusion.networks import Several
 from polyfed.models import build, with_feature_dim
+
+BETWEEN = "|"  # names of architectures in one word
 
 
 class Combiner(nn.Module):
@@ -96,3 +100,21 @@ def build_by_name(architecture: str, ctx: Context) -> nn.Module:
     spec, _, features = architecture.partition(">")
     network = build(spec, ctx.input_shape, ctx.num_classes)
     return with_feature_dim(network, int(features)) if features else network
+
+
+def networks_message(states: Mapping[int, State], ctx: Context) -> Message:
+    """Return the networks of some clients for another one: their states, and the names to build them by."""
+    names = BETWEEN.join(ctx.infos[client].architecture for client in states)
+    params = {str(client): dict(state) for client, state in states.items()}
+    return Message(params=params, meta={"architectures": names} if states else {})
+
+
+def logits_of_everybody(client: Party, data: Samples, ctx: Context) -> Tensor:
+    """Return the logits of a client's network and of those that it was sent, `[n, J, C]` in the order of clients."""
+    received = client.inbox.params
+    others = sorted(map(int, received))
+    names = str(client.inbox.meta["architectures"]).split(BETWEEN) if others else []
+    answers = {client.id: logits_of(client.main, data)}
+    for other, name in zip(others, names, strict=True):
+        answers[other] = logits_of(network_of(name, received[str(other)], ctx), data)
+    return torch.stack([answers[place] for place in sorted(answers)], dim=1).cpu()

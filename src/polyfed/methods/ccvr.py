@@ -25,22 +25,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 from polyfed.core.errors import InputError
 from polyfed.core.fields import AtLeastOne, Count, NotNegative, Positive
+from polyfed.core.heads import head_loss, head_misfit, head_names, train_head
 from polyfed.core.message import Message
 from polyfed.core.method import Combination, Local, Plan, Step
-from polyfed.core.party import Blueprint, ClientInfo, Context, Party, fill, load_state
+from polyfed.core.party import Blueprint, ClientInfo, Context, Party
 from polyfed.core.places import Place
 from polyfed.core.privacy import Releases
 from polyfed.core.prototypes import packed_moments, unpacked_moments
 from polyfed.core.releases import client_moments
 from polyfed.core.samples import Samples
 from polyfed.core.settings import training_of
-from polyfed.core.stage import Aux, Batch, Stage
-from polyfed.core.views import Shared, View, head_misfit, linear_head
+from polyfed.core.stage import Stage
+from polyfed.core.views import Shared, View
 from polyfed.methods.fedavg import FedAvg
 from polyfed.ops.moments import gaussian_samples, merged_moments, pooled_moments, with_covariance
 
@@ -130,7 +130,8 @@ class CCVR(FedAvg):
             return Message(data=server.memory["statistics"]) if step.name == "calibrate" else Message()
         message = super().send(server, info, step, ctx)
         if step.name == "head":
-            message.params["main"] = {n: message.params["main"][n] for n in head_names(info, ctx)}
+            names = head_names(ctx.blueprints[info.architecture])
+            message.params["main"] = {name: message.params["main"][name] for name in names}
         return message
 
     def fuse(self, server: Party, replies: Mapping[int, Message], step: Step, ctx: Context) -> None:
@@ -142,12 +143,9 @@ class CCVR(FedAvg):
         known = merged_moments(unpacked_moments(old) if old else None, fresh, self.covariance)
         server.memory["statistics"] = packed_moments(known, ctx.num_classes, counts=False)
         if self.form == "server" and len(known.classes):
-            head = {name: server.state[name] for name in head_names(next(iter(ctx.infos.values())), ctx)}
-            weight, bias = head.values()
-            module = nn.ModuleDict({"head": nn.Linear(weight.shape[1], len(bias))}).to(ctx.device, weight.dtype)
-            load_state(module, {"head.weight": weight, "head.bias": bias})
-            ctx.run(self.calibration(server.memory["statistics"], None, ctx), {"main": module}, "calibrate")
-            fill(head, dict(zip(head, module.state_dict().values(), strict=True)))
+            (blueprint,) = ctx.blueprints.values()
+            head = {name: server.state[name] for name in head_names(blueprint)}
+            train_head(head, self.calibration(server.memory["statistics"], None, ctx), ctx, "calibrate")
             self.refresh(server, ctx)
 
     def beyond_training(self) -> str | None:
@@ -188,22 +186,11 @@ class CCVR(FedAvg):
         wanted, gaussians = self.samples_per_class, unpacked_moments(statistics)
         count = wanted if wanted is not None else 500 if ctx.num_classes <= 10 else 1000
         features = gaussian_samples(gaussians, self.covariance, count, ctx.rng("virtual", client), self.ridge)
-        info = client.info if client is not None else None
         return Stage(
             head_loss,
-            trainable={"main": head_names(info, ctx) if info is not None else None},
+            trainable={"main": head_names(ctx.blueprints[client.architecture]) if client is not None else None},
             data=Samples(features, gaussians.classes.repeat_interleave(count)),
             received=True,
             epochs=self.head_epochs,
             training=training_of(self, "head", ctx.training),
         )
-
-
-def head_names(info: ClientInfo, ctx: Context) -> tuple[str, ...]:
-    """Return the names of the head's weight and bias in a client's network."""
-    return tuple(linear_head(ctx.blueprints[info.architecture]) or ())
-
-
-def head_loss(nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
-    """Return the cross-entropy of the head on features."""
-    return F.cross_entropy(nets["main"].head(batch.x), batch.y)

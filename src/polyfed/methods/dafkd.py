@@ -52,13 +52,14 @@ from polyfed.core.stage import Aux, Batch, Draw, Stage, Update
 from polyfed.core.uploads import uploaded_network
 from polyfed.core.views import largest_first
 from polyfed.methods.fedavg import FedAvg
-from polyfed.models.generators import averaged_state, generated_samples, input_generator
+from polyfed.methods.generating import Generating
+from polyfed.models.generators import generated_samples, input_generator
 from polyfed.ops.aggregate import mean_state
 from polyfed.ops.penalty import between, gradient_penalty
 
 
 @dataclass(frozen=True)
-class DaFKD(FedAvg):
+class DaFKD(Generating, FedAvg):
     """FedAvg with distillation of an ensemble weighted by discriminators.
 
     Parameters
@@ -108,27 +109,21 @@ class DaFKD(FedAvg):
         return super().requirements() | {"features", "builds", "classes"}
 
     @property
-    def active(self) -> bool:
-        """Whether there is a generator at all."""
+    def generates(self) -> bool:
+        """Whether anything of Eq. (1), (2) or (4) is done."""
         return bool(self.distill_epochs or self.discriminator_rounds or self.generator_rounds)
 
-    def new_generator(self, ctx: Context) -> nn.Module:
-        """Return G as it is at the start."""
-        return ctx.initialized("generator", partial(input_generator, self.noise_dim, ctx.input_shape, self.width))
+    def build_generator(self, ctx: Context) -> nn.Module:
+        """Build G, a generator of inputs."""
+        return input_generator(self.noise_dim, ctx.input_shape, self.width)
 
     # --- server ---
-
-    def setup_server(self, server: Party, infos: Mapping[int, ClientInfo], ctx: Context) -> None:
-        """Give the server G."""
-        super().setup_server(server, infos, ctx)
-        if self.active:
-            server.models["generator"] = self.new_generator(ctx)
 
     def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
         """Send w, G, and the seed of the samples to be scored."""
         message = super().send(server, info, step, ctx)
-        if step.name == "main" and self.active:
-            message.params["generator"] = averaged_state(server.models["generator"])
+        if step.name == "main" and self.generates:
+            self.put_generator(server, message)
             message.meta["noise"] = noise_seed(ctx)
         return message
 
@@ -157,8 +152,8 @@ class DaFKD(FedAvg):
     def setup_client(self, client: Party, ctx: Context) -> None:
         """Give the client a place for G, and a discriminator of its own."""
         super().setup_client(client, ctx)
-        if self.active:
-            client.models["generator"] = self.new_generator(ctx)
+        self.add_generator(client, ctx)
+        if self.generates:
             size = cast(int, client.main.feature_dim)
             client.models["discriminator"] = ctx.initialized("discriminator", partial(nn.Linear, size, 1))
 
@@ -207,7 +202,7 @@ class DaFKD(FedAvg):
         seed = int(client.inbox.meta["noise"])
         data = generated_samples(client.models["generator"], seed, self.samples, self.noise_dim)
         reply = (yield from super().local(client, step, ctx)) or Message()
-        reply.params["generator"] = averaged_state(client.models["generator"])
+        self.put_generator(client, reply)
         main: Any = client.main
         scores = pass_over(main, data, lambda x, _: client.models["discriminator"](main.features(x)).sigmoid())
         reply.data["scores"] = torch.cat(scores).squeeze(1)

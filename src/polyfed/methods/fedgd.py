@@ -51,6 +51,7 @@ from polyfed.core.stage import Aux, Batch, Stage
 from polyfed.core.statistics import distances_to_statistics
 from polyfed.core.uploads import uploaded_copies
 from polyfed.core.views import largest_first
+from polyfed.methods.generating import Generating
 from polyfed.methods.heterofl import HeteroFL
 from polyfed.models.generators import Noise, input_generator
 from polyfed.ops.aggregate import plain_mean
@@ -59,7 +60,7 @@ TEACHER = "teacher/"  # names of the uploaded networks in a stage
 
 
 @dataclass(frozen=True)
-class FedGD(HeteroFL):
+class FedGD(Generating, HeteroFL):
     """HeteroFL with distillation on images that the server makes up.
 
     Parameters
@@ -123,16 +124,18 @@ class FedGD(HeteroFL):
             return "the BatchNorm statistics of uploaded networks: set static_bn=false and buffers=average"
         return super().misfit(infos, blueprints, input_shape)
 
-    def setup_server(self, server: Party, infos: Mapping[int, ClientInfo], ctx: Context) -> None:
-        """Give the server G."""
-        super().setup_server(server, infos, ctx)
-        if self.distill_steps:
-            build = partial(input_generator, self.noise_dim, ctx.input_shape, self.width)
-            server.models["generator"] = ctx.initialized("generator", build)
+    @property
+    def generates(self) -> bool:
+        """Whether images are made to distill on."""
+        return self.distill_steps > 0
+
+    def build_generator(self, ctx: Context) -> nn.Module:
+        """Build G, a generator of inputs; only the server has it."""
+        return input_generator(self.noise_dim, ctx.input_shape, self.width)
 
     def refine(self, server: Party, replies: Mapping[int, Message], ctx: Context) -> None:
         """Make images and distill on them in turn, then put the network back among the shared tensors."""
-        if not self.distill_steps:
+        if not self.generates:
             return
         teachers = uploaded_copies(replies, ctx)
         pool, targets, losses = [], [], []

@@ -48,12 +48,13 @@ from polyfed.core.samples import Samples
 from polyfed.core.settings import training_of
 from polyfed.core.stage import Aux, Batch, Draw, Stage
 from polyfed.methods.fedavg import FedAvg
-from polyfed.models.generators import FeatureGenerator, averaged_state
-from polyfed.ops.distance import kl_divergence
+from polyfed.methods.generating import Generating
+from polyfed.models.generators import FeatureGenerator
+from polyfed.ops.distance import diversity, kl_divergence
 
 
 @dataclass(frozen=True)
-class FedGen(FedAvg):
+class FedGen(Generating, FedAvg):
     """FedAvg, of networks or of heads, with generated features beside the clients' data.
 
     Parameters
@@ -113,25 +114,18 @@ class FedGen(FedAvg):
         """Return the view: of heads, or as in FedAvg."""
         return "shared:head" if self.share == "head" and self.view == "auto" else self.view
 
-    def new_generator(self, ctx: Context) -> nn.Module:
-        """Return G as it is at the start, the same at all parties: features have one size everywhere."""
+    def build_generator(self, ctx: Context) -> nn.Module:
+        """Build G, a generator of features: they have one size everywhere."""
         size = cast(int, next(iter(ctx.blueprints.values())).feature_dim)
-        build = partial(FeatureGenerator, self.noise_dim, ctx.num_classes, self.hidden, size)
-        return ctx.initialized("generator", build)
+        return FeatureGenerator(self.noise_dim, ctx.num_classes, self.hidden, size)
 
     # --- server ---
-
-    def setup_server(self, server: Party, infos: Mapping[int, ClientInfo], ctx: Context) -> None:
-        """Give the server G."""
-        super().setup_server(server, infos, ctx)
-        if self.generates:
-            server.models["generator"] = self.new_generator(ctx)
 
     def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
         """Send w (or h), and G with the labels that it knows."""
         message = super().send(server, info, step, ctx)
         if step.name != EVALUATE.name and "labels" in server.memory:
-            message.params["generator"] = averaged_state(server.models["generator"])
+            self.put_generator(server, message)
             message.data["labels"] = class_numbers(server.memory["labels"], ctx.num_classes)
         return message
 
@@ -183,8 +177,7 @@ class FedGen(FedAvg):
 
     def setup_client(self, client: Party, ctx: Context) -> None:
         """Give the client a place for G."""
-        if self.generates:
-            client.models["generator"] = self.new_generator(ctx)
+        self.add_generator(client, ctx)
 
     def stage(self, client: Party, ctx: Context) -> Stage:
         """Train with Eq. (4) as soon as there is a generator."""
@@ -229,10 +222,3 @@ class FedGen(FedAvg):
         if self.generates and reply is not None:
             reply.data["counts"] = class_counts(client, ctx)
         return reply
-
-
-def diversity(noise: Tensor, made: Tensor) -> Tensor:
-    """Return D of Eq. (2): 1 where all that was made coincides, less the further apart it is for unlike noise."""
-    between = (noise.unsqueeze(0) - noise.unsqueeze(1)).square().mean(2)
-    apart = (made.unsqueeze(0) - made.unsqueeze(1)).abs().mean(2)
-    return torch.exp(-(between * apart).mean())

@@ -19,13 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 from polyfed.core.fields import AtLeastOne, Count, Positive
+from polyfed.core.heads import Head, head_loss, head_misfit, linear_head
 from polyfed.core.message import Message
 from polyfed.core.method import Combination, Local, Method, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, load_state
@@ -33,8 +32,8 @@ from polyfed.core.privacy import Releases
 from polyfed.core.prototypes import class_means
 from polyfed.core.samples import Samples
 from polyfed.core.settings import training_of
-from polyfed.core.stage import Aux, Batch, Stage
-from polyfed.core.views import head_misfit, largest_first, linear_head
+from polyfed.core.stage import Stage
+from polyfed.core.views import largest_first
 from polyfed.ops.aggregate import IndexMap, extract
 
 
@@ -76,7 +75,7 @@ class FedGH(Method):
         largest = largest_first(ctx.blueprints)[0]
         initial = {slot.key: largest.initial[name] for name, slot in self.slots_of(largest, ctx).items()}
         classes, size = initial["weight"].shape
-        server.models["head"] = ctx.initialized("head", lambda: nn.Linear(size, classes))
+        server.models["head"] = ctx.initialized("head", lambda: Head(size, classes))
         load_state(server.models["head"], initial)
 
     def slots_of(self, blueprint: Blueprint, ctx: Context) -> IndexMap:
@@ -114,8 +113,3 @@ class FedGH(Method):
         yield Stage(self.loss)
         told = class_means(client, ctx)
         return Message(data={"prototypes": told["prototypes"], "classes": told["classes"]})
-
-
-def head_loss(nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
-    """Return the cross-entropy of the head's answers to features."""
-    return F.cross_entropy(nets["main"](batch.x), batch.y)

@@ -28,8 +28,9 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -37,18 +38,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyfed.core.fields import AtLeastOne, Count, NotNegative, Positive
+from polyfed.core.looking import as_function
 from polyfed.core.message import Message
 from polyfed.core.method import EVALUATE, Combination, Local, Method, Plan, Step
-from polyfed.core.nets import Net, has_batch_norm
 from polyfed.core.party import ClientInfo, Context, Party
 from polyfed.core.prototypes import class_numbers, mean_prototypes, spread
 from polyfed.core.rng import generator
-from polyfed.core.runner import SeededDropout
 from polyfed.core.samples import Samples
 from polyfed.core.stage import Aux, Batch, Stage, learning_rate
 
 GUIDE = Step("guide", who="all")
-Weights = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -161,26 +160,14 @@ class FedL2G(Method):
         self, client: Party, study: Samples, quiz: Samples, guides: Tensor, ctx: Context
     ) -> tuple[Tensor, Tensor]:
         """Return G [C, D] and the classes of the study batch, Eq. (2); the network stays as it is."""
-        module = client.main
-        weights = {n: p.detach() for n, p in module.named_parameters() if p.requires_grad}
+        weights = {n: p.detach() for n, p in client.main.named_parameters() if p.requires_grad}
         eta = learning_rate(ctx.training, ctx.round, 0, ctx.rounds)
-
-        def on(data: Samples, look: Callable[[Any, Tensor, Tensor], Tensor]) -> Callable[[Weights], Tensor]:
-            """Return what is seen of some samples, as a function of the weights."""
-            x, y = data.inputs().to(ctx.device), data.labels().to(ctx.device)
-
-            def seen(w: Weights) -> Tensor:
-                net = Net(module).replaced(w)
-                lone = len(y) == 1 and has_batch_norm(module)
-                with SeededDropout(lambda: ctx.rng(f"guide/{client.memory['told']}", client), {"main": module}):
-                    return look(net.eval() if lone else net.still(), x, y)
-
-            return seen
-
-        quiz_loss = on(quiz, lambda net, x, y: F.cross_entropy(net(x), y))
+        seen = partial(as_function, client, ctx=ctx, purpose=f"guide/{client.memory['told']}")
+        quiz_loss = seen(quiz, lambda net, x, y: F.cross_entropy(net(x), y))
 
         def after_a_step(v: Tensor) -> Tensor:
-            step = torch.func.grad(on(study, lambda net, x, y: self.guided_loss(net, x, y, v)))(weights)
+            """Return CE(w'; Q), Eq. (2), with the guides v."""
+            step = torch.func.grad(seen(study, lambda net, x, y: self.guided_loss(net, x, y, v)))(weights)
             return quiz_loss({name: w - eta * step[name] for name, w in weights.items()})
 
         return torch.func.grad(after_a_step)(guides), study.labels().to(ctx.device).unique()

@@ -19,7 +19,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor, nn
 
 from polyfed.core.errors import PolyfedError
@@ -27,12 +26,11 @@ from polyfed.core.fields import AtLeastOne, NotNegative, PartShare, Positive
 from polyfed.core.message import Message
 from polyfed.core.method import Combination, Local, Plan, Step
 from polyfed.core.party import ClientInfo, Context, Party, load_state
-from polyfed.core.passes import logits_of
 from polyfed.core.rng import generator
 from polyfed.core.samples import Samples, split_off
 from polyfed.core.settings import Training
 from polyfed.core.stage import Aux, Batch, Stage
-from polyfed.fusion.combining import Combined, Combiner, network_of
+from polyfed.fusion.combining import Combined, Combiner, logits_of_everybody, networks_message
 from polyfed.methods.ensemble import OneShot
 from polyfed.ops.adaptive import adam_step
 from polyfed.ops.aggregate import mean_state
@@ -40,7 +38,6 @@ from polyfed.ops.aggregate import mean_state
 UPLOAD = Step("upload", who="all", down=False)
 MODELS = Step("models", who="all", up=False)
 COMBINE = Step("combiner")
-BETWEEN = "|"  # names of architectures in one word
 
 
 @dataclass(frozen=True)
@@ -102,10 +99,8 @@ class FENS(OneShot):
             return Message(params={"combiner": server.tensors("combiner")})
         if step.name != MODELS.name:
             return Message()  # clients are measured by their own networks
-        others = [client for client in self.held(server) if client != info.id]
-        names = BETWEEN.join(ctx.infos[client].architecture for client in others)
-        states = {str(client): dict(server.memory["uploads"][str(client)]["state"]) for client in others}
-        return Message(params=states, meta={"architectures": names} if others else {})
+        states = zip(self.held(server), self.about(server, "state"), strict=True)
+        return networks_message({client: state for client, state in states if client != info.id}, ctx)
 
     def fuse(self, server: Party, replies: Mapping[int, Message], step: Step, ctx: Context) -> None:
         """Keep the uploads; later take the step of FedAdam along D = sum p_k (a_k - a)."""
@@ -147,7 +142,7 @@ class FENS(OneShot):
             yield Stage(self.loss, data=own)
             return self.upload(client, ctx)
         if step.name == MODELS.name:
-            client.memory["logits"] = self.asked(client, apart, ctx)
+            client.memory["logits"] = logits_of_everybody(client, apart, ctx)
             return None
         data = Samples(client.memory["logits"], apart.labels())
         training = Training(batch_size=self.combiner_batch, lr=self.combiner_lr)
@@ -157,16 +152,6 @@ class FENS(OneShot):
     def split(self, client: Party, ctx: Context) -> tuple[Samples, Samples]:
         """Return the samples of the network and those of the combiner, the same whenever it is called."""
         return split_off(client.train, self.held_out, generator(ctx.seed, "held-out", 0, client.id))
-
-    def asked(self, client: Party, data: Samples, ctx: Context) -> Tensor:
-        """Return the logits of everybody's networks on some samples, `[n, J, C]` in the order of clients."""
-        received = client.inbox.params
-        others = sorted(map(int, received))
-        names = str(client.inbox.meta["architectures"]).split(BETWEEN) if others else []
-        answers = {client.id: logits_of(client.main, data)}
-        for other, name in zip(others, names, strict=True):
-            answers[other] = logits_of(network_of(name, received[str(other)], ctx), data)
-        return torch.stack([answers[place] for place in sorted(answers)], dim=1).cpu()
 
 
 def combined_loss(nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:

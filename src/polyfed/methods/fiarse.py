@@ -30,17 +30,18 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from polyfed.core.choice import Choice, competing
 from polyfed.core.errors import InputError
 from polyfed.core.fields import NotNegative, SomeShare
 from polyfed.core.message import Message
 from polyfed.core.method import Combination, Local, Step
-from polyfed.core.party import Blueprint, ClientInfo, Context, Party, fill
+from polyfed.core.party import ClientInfo, Context, Party
 from polyfed.core.places import Place
 from polyfed.core.stage import Aux, Batch, Stage
 from polyfed.core.views import shared_names
 from polyfed.methods.fedavg import FedAvg
-from polyfed.ops.aggregate import Part, Slot
-from polyfed.ops.choice import Weights, flat, largest, pack_choice, unpack_choice
+from polyfed.ops.aggregate import Part, Slot, part_way
+from polyfed.ops.choice import Weights, flat, largest
 
 KEPT = "kept"  # under this name the kept values travel: no network of a client, so nobody takes them for a whole one
 
@@ -52,11 +53,6 @@ def effective(w: Tensor, kept: Tensor, theta: Tensor) -> Tensor:
     together = (size + theta).clamp_min(torch.finfo(w.dtype).tiny)  # a weight of 0 in a whole network: c = 1
     c = 1 + 2 * (theta / together) * (size / together)
     return (kept & (size >= theta)) * (value + c * (w - value))
-
-
-def layer_of(name: str) -> str:
-    """Return the layer that a tensor belongs to."""
-    return name.rpartition(".")[0]
 
 
 @dataclass(frozen=True)
@@ -97,94 +93,72 @@ class FIARSE(FedAvg):
         if self.view != "auto":
             raise InputError(f"{self.name}: view must stay 'auto': clients hold the largest weights of one network.")
 
-    def weights(self, blueprint: Blueprint) -> Weights:
-        """Return the weights that compete: those of layers with a matrix, biases too, but not of norms."""
-        layers = {layer_of(n) for n, shape in blueprint.shapes.items() if len(shape) > 1 and n not in blueprint.buffers}
-        found: dict[str, list[str]] = {}
-        for name in shared_names(blueprint, buffers=False):
-            if layer_of(name) in layers:
-                found.setdefault(layer_of(name) if self.scope == "layer" else "", []).append(name)
-        return Weights(list(found.values()), blueprint.shapes)
+    def weights(self, architecture: str, ctx: Context) -> Weights:
+        """Return the weights that compete."""
+        return competing(ctx.blueprints[architecture], by_layer=self.scope == "layer")
 
     # --- server ---
 
-    def kept(self, server: Party, info: ClientInfo, ctx: Context) -> tuple[Tensor, Tensor]:
-        """Return which weights a client gets, by their magnitudes now, and the threshold of each group."""
+    def kept(self, server: Party, info: ClientInfo, ctx: Context) -> tuple[Choice, Tensor]:
+        """Return which weights a client gets, by their magnitudes now, and the threshold theta of each group."""
         size = self.sizes[info.id % len(self.sizes)]
-        weights = self.weights(ctx.blueprints[info.architecture])
+        weights = self.weights(info.architecture, ctx)
 
-        def choose() -> tuple[Tensor, Tensor]:
+        def choose() -> tuple[Choice, Tensor]:
             found = [largest(flat(server.state, names), size) for names in weights.groups]
-            return torch.cat([chosen for chosen, _ in found]), torch.stack([theta for _, theta in found])
+            return Choice(weights, torch.cat([m for m, _ in found])), torch.stack([theta for _, theta in found])
 
-        kept: tuple[Tensor, Tensor] = ctx.cached((KEPT, size), choose)  # until the weights change, in `fuse`
+        kept: tuple[Choice, Tensor] = ctx.cached((KEPT, size), choose)  # until the weights change, in `fuse`
         return kept
 
     def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
         """Send the kept values, which they are, the thresholds, and all that is never masked."""
-        names = self.weights(ctx.blueprints[info.architecture]).names
-        chosen, theta = self.kept(server, info, ctx)
-        whole = {name: tensor for name, tensor in server.state.items() if name not in names}
-        values = {"values": flat(server.state, names)[chosen]}
-        return Message({"main": whole, KEPT: values}, {"mask": pack_choice(chosen), "theta": theta})
+        choice, theta = self.kept(server, info, ctx)
+        whole = {name: tensor for name, tensor in server.state.items() if name not in choice.weights.names}
+        values = {"values": choice.values_of(server.state)}
+        return Message({"main": whole, KEPT: values}, {"mask": choice.packed(), "theta": theta})
 
     @torch.no_grad()
     def fuse(self, server: Party, replies: Mapping[int, Message], step: Step, ctx: Context) -> None:
         """Take w + eta_g (mean of w_k - w) for every weight that somebody kept."""
         (blueprint,) = ctx.blueprints.values()
-        moved = shared_names(blueprint, buffers=False) if self.server_lr != 1 else []
-        start = {name: server.state[name].clone() for name in moved}
-        super().fuse(server, replies, step, ctx)
-        for name, w in start.items():
-            server.state[name].lerp_(w, 1 - self.server_lr)
+        with part_way(server.state, shared_names(blueprint, buffers=False), self.server_lr):
+            super().fuse(server, replies, step, ctx)
         self.refresh(server, ctx)
-        for size in self.sizes:
-            ctx.cache.pop((KEPT, size), None)
+        ctx.forget(*((KEPT, size) for size in self.sizes))
 
     def part(self, server: Party, client: int, reply: Message, ctx: Context) -> Part:
         """Return the places of a client's kept values, beside the tensors that are never masked."""
-        info = ctx.infos[client]
-        chosen, _ = self.kept(server, info, ctx)
-        masks = self.weights(ctx.blueprints[info.architecture]).split(chosen)
-        values = reply.params[KEPT]["values"].split([int(mask.sum()) for mask in masks.values()])
-        state = dict(reply.params.get("main", {}))
-        slots = {name: Slot(name) for name in state}
-        for (name, mask), own in zip(masks.items(), values, strict=True):
-            whole = bool(mask.all())
-            state[name] = own.view(mask.shape) if whole else own
-            slots[name] = Slot(name, None if whole else mask.nonzero(as_tuple=True))
-        return Part(state, slots, self.weight(reply))
+        choice, _ = self.kept(server, ctx.infos[client], ctx)
+        state, slots = choice.part(reply.params[KEPT]["values"])
+        whole = reply.params.get("main", {})
+        return Part({**whole, **state}, {name: Slot(name) for name in whole} | slots, self.weight(reply))
 
     def places(self, server: Party, info: ClientInfo, message: Message, ctx: Context) -> dict[str, Place]:
         """Return where kept values lie in the list of all weights that compete."""
         found = super().places(server, info, message, ctx)
-        chosen, _ = self.kept(server, info, ctx)
         if KEPT in message.params:
-            found[f"params/{KEPT}/values"] = Place(KEPT, tuple(chosen.shape), (chosen.nonzero().flatten(),))
+            found[f"params/{KEPT}/values"] = self.kept(server, info, ctx)[0].place(KEPT)
         return found
 
     # --- client ---
 
+    def choice(self, client: Party, ctx: Context) -> Choice:
+        """Return which weights the client keeps."""
+        return Choice.unpacked(self.weights(client.architecture, ctx), client.inbox.data["mask"])
+
     def receive(self, client: Party, step: Step, ctx: Context) -> None:
         """Put the kept values in their places; all other weights are 0."""
         super().receive(client, step, ctx)
-        weights, chosen = self.unpacked(client, ctx)
-        values = client.inbox.params[KEPT]["values"]
-        fill(client.tensors(), weights.split(values.new_zeros(len(chosen)).masked_scatter_(chosen, values)))
-
-    def unpacked(self, client: Party, ctx: Context) -> tuple[Weights, Tensor]:
-        """Return the weights that compete, and which of them the client keeps."""
-        weights = self.weights(ctx.blueprints[client.architecture])
-        return weights, unpack_choice(client.inbox.data["mask"], sum(weights.lengths))
+        self.choice(client, ctx).put(client.tensors(), client.inbox.params[KEPT]["values"])
 
     def stage(self, client: Party, ctx: Context) -> Stage:
         """Train the kept weights, Eq. (1); a whole network (theta = 0, c = 1) just trains."""
-        weights, chosen = self.unpacked(client, ctx)
-        theta = client.inbox.data["theta"]
-        if bool(chosen.all()):
+        choice, theta = self.choice(client, ctx), client.inbox.data["theta"]
+        if bool(choice.chosen.all()):
             return super().stage(client, ctx)
-        thresholds = {n: theta[place] for place, names in enumerate(weights.groups) for n in names}
-        return Stage(self.masked_loss, aux={"kept": weights.split(chosen), "theta": thresholds})
+        thresholds = {n: theta[place] for place, names in enumerate(choice.weights.groups) for n in names}
+        return Stage(self.masked_loss, aux={"kept": choice.masks(), "theta": thresholds})
 
     def masked_loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
         """Return the loss of the network with masked weights."""
@@ -196,6 +170,5 @@ class FIARSE(FedAvg):
         """Train, then return the kept values as they are now, those that fell below the threshold too."""
         reply = yield from super().local(client, step, ctx)
         assert reply is not None
-        weights, chosen = self.unpacked(client, ctx)
-        reply.params[KEPT] = {"values": flat(client.tensors(), weights.names)[chosen]}
+        reply.params[KEPT] = {"values": self.choice(client, ctx).values_of(client.tensors())}
         return reply

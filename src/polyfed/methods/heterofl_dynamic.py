@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -30,7 +29,8 @@ from polyfed.core.message import Message, State
 from polyfed.core.method import Combination, Local, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party
 from polyfed.core.stage import Aux, Batch, Grads, Stage
-from polyfed.core.width import Shapes, cut, put, shapes_at
+from polyfed.core.views import at_rate, name_at
+from polyfed.core.width import Shapes, corner_of, cut, put, shapes_at
 from polyfed.methods.heterofl import STATISTICS, HeteroFL
 from polyfed.models.width import at_level, rates
 
@@ -40,11 +40,6 @@ SLICE, STATES = "slice", "statistics"  # what travels under these names is narro
 def inside(grads: tuple[Grads, ...], aux: Aux) -> Grads:
     """Return the gradient of the entries that the client holds."""
     return {"main": {name: gradient * aux["held"][name] for name, gradient in grads[0]["main"].items()}}
-
-
-def level_name(widest: Blueprint, rate: float) -> str:
-    """Return the name of a level: that of the network itself for the widest."""
-    return widest.name if rate == 1 else f"{widest.name}*{rate:g}"
 
 
 @dataclass(frozen=True)
@@ -93,17 +88,13 @@ class HeteroFLDynamic(HeteroFL):
     def setup_server(self, server: Party, infos: Mapping[int, ClientInfo], ctx: Context) -> None:
         """Add the levels to the architectures that the shared tensors are laid out for."""
         (widest,) = ctx.blueprints.values()
-        for rate in rates(self.mix, self.decay):
-            shapes = shapes_at(widest.width_groups, widest.shapes, rate)
-            size = sum(prod(shape) for name, shape in shapes.items() if name not in widest.buffers)
-            name, initial = level_name(widest, rate), cut(widest.initial, shapes)
-            level = replace(widest, name=name, shapes=shapes, initial=initial, parameters=size, build=None)
-            ctx.blueprints.setdefault(name, level)
+        levels = (at_rate(widest, rate) for rate in rates(self.mix, self.decay))
+        ctx.blueprints.update({level.name: level for level in levels})
         super().setup_server(server, infos, ctx)
 
     def level_of(self, info: ClientInfo, ctx: Context) -> Blueprint:
         """Return the level that a client holds in this round."""
-        return ctx.blueprints[level_name(ctx.blueprints[info.architecture], self.level(info.id, ctx))]
+        return ctx.blueprints[name_at(info.architecture, self.level(info.id, ctx))]
 
     def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
         """Send the slice of the client's level under a name of its own; for statistics, also their places."""
@@ -131,20 +122,17 @@ class HeteroFLDynamic(HeteroFL):
 
     def shapes(self, client: Party, ctx: Context) -> Shapes:
         """Return the shapes of the client's level of this round."""
-        assert client.info is not None
-        widest = ctx.blueprints[client.info.architecture]
+        widest = ctx.blueprints[client.architecture]
         return shapes_at(widest.width_groups, widest.shapes, self.level(client.id, ctx))
 
     def stage(self, client: Party, ctx: Context) -> Stage:
         """Tell the loss the level, for the scalers."""
         stage = super().stage(client, ctx)
         stage = replace(stage, aux={**stage.aux, "level": torch.tensor(self.level(client.id, ctx))})
-        assert client.info is not None
-        if not ctx.blueprints[client.info.architecture].frozen:
+        if not ctx.blueprints[client.architecture].frozen:
             return stage
-        shapes = self.shapes(client, ctx)  # frozen layers are never zero outside, so what follows them is held there
-        held = {name: torch.zeros_like(tensor) for name, tensor in client.tensors().items()}
-        put(held, {name: torch.ones(shapes[name]) for name in held})
+        # Frozen layers are never zero outside, so what follows them is held there.
+        held = corner_of(client.tensors(), self.shapes(client, ctx))
         return replace(stage, aux={**stage.aux, "held": held}, gradients=inside)
 
     def loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:

@@ -36,9 +36,9 @@ from polyfed.core.fields import Share
 from polyfed.core.message import Message, State
 from polyfed.core.method import Step
 from polyfed.core.party import Blueprint, Context, Party
-from polyfed.core.views import Blueprints, Owned, largest_first, shared_names
+from polyfed.core.views import Blueprints, OwnedBut, largest_first
 from polyfed.methods.fedavg import FedAvg
-from polyfed.ops.aggregate import IndexMap, Slot, mean_state
+from polyfed.ops.aggregate import mean_state
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class InclusiveFL(FedAvg):
         if self.share_top and self.beta:
             raise InputError(f"{self.name}: share_top needs beta=0: a shared top block stands for no other blocks.")
 
-    def policy(self, ctx: Context) -> Owned:
+    def policy(self, ctx: Context) -> OwnedBut:
         """Return the view: by layers, but for what every size has of its own."""
         return BySize(self.buffers == "average", self.share_head, self.share_top)
 
@@ -108,25 +108,16 @@ class InclusiveFL(FedAvg):
 
 
 @dataclass(frozen=True)
-class BySize(Owned):
-    """Layer-wise, but every architecture has tensors of its own: top blocks and the classifier, where not shared."""
+class BySize(OwnedBut):
+    """Layer-wise, but every size has top blocks and a classifier of its own, where they are not shared."""
 
     share_head: bool = True
     share_top: bool = False
 
-    def layout(self, blueprints: Blueprints) -> State:
-        """Return all tensors; those of one name start from the same values."""
-        common = super().layout(blueprints)
-        places = [item for blueprint in blueprints.values() for item in self.slots(blueprint, blueprints).items()]
-        return {slot.key: common[name].clone() for name, slot in places}
-
-    def slots(self, blueprint: Blueprint, blueprints: Blueprints) -> IndexMap:
-        """Return the map of one architecture."""
+    def own_names(self, blueprint: Blueprint, blueprints: Blueprints) -> set[str]:
+        """Return the names of what a size has of its own."""
         own = set() if self.share_top else set(top_names(blueprint, blueprints))
-        if not self.share_head:
-            own |= {name for name in blueprint.shapes if name.split(".")[0] == "head"}
-        names = shared_names(blueprint, self.buffers)
-        return {name: Slot(f"{blueprint.name}::{name}" if name in own else name) for name in names}
+        return own if self.share_head else own | {name for name in blueprint.shapes if name.split(".")[0] == "head"}
 
 
 def top_names(blueprint: Blueprint, blueprints: Blueprints) -> Iterator[str]:

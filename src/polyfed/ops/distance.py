@@ -50,4 +50,14 @@ def entropy(logits: Tensor) -> float:
     return float(-(log_p.exp() * log_p).sum(dim=1).mean())
 
 
+def diversity(noise: Tensor, made: Tensor) -> Tensor:
+    """Return exp(-mean_ij ||e_i - e_j||² · |g_i - g_j|) of noise e and what was made of it (FedGen).
+
+    It is 1 where all that was made coincides, less the further apart it is for unlike noise.
+    """
+    between = (noise.unsqueeze(0) - noise.unsqueeze(1)).square().mean(2)
+    apart = (made.unsqueeze(0) - made.unsqueeze(1)).abs().mean(2)
+    return torch.exp(-(between * apart).mean())
+
+
 LOGIT_LOSSES = {"l1": l1, "l2": l2, "ce": soft_cross_entropy, "kl": kl_divergence}
