@@ -22,9 +22,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import nn
 
 from polyfed.core.fields import AtLeastOne, Count, Positive
-from polyfed.core.heads import Head, head_loss, head_misfit, linear_head
+from polyfed.core.heads import head_loss, head_misfit, linear_head, train_head
 from polyfed.core.message import Message
 from polyfed.core.method import Combination, Local, Method, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, load_state
@@ -75,7 +76,7 @@ class FedGH(Method):
         largest = largest_first(ctx.blueprints)[0]
         initial = {slot.key: largest.initial[name] for name, slot in self.slots_of(largest, ctx).items()}
         classes, size = initial["weight"].shape
-        server.models["head"] = ctx.initialized("head", lambda: Head(size, classes))
+        server.models["head"] = ctx.initialized("head", lambda: nn.Linear(size, classes))
         load_state(server.models["head"], initial)
 
     def slots_of(self, blueprint: Blueprint, ctx: Context) -> IndexMap:
@@ -96,7 +97,7 @@ class FedGH(Method):
         labels = torch.cat([reply.data["classes"].long() for reply in replies.values()])
         training = training_of(self, "server", ctx.training)
         stage = Stage(head_loss, data=Samples(prototypes, labels), epochs=self.server_epochs, training=training)
-        ctx.run(stage, {"main": server.models["head"]}, "head")
+        train_head(server.tensors("head"), stage, ctx, "head")
 
     def beyond_training(self) -> str | None:
         """Only class means leave."""

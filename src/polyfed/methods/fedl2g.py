@@ -162,7 +162,7 @@ class FedL2G(Method):
         """Return G [C, D] and the classes of the study batch, Eq. (2); the network stays as it is."""
         weights = {n: p.detach() for n, p in client.main.named_parameters() if p.requires_grad}
         eta = learning_rate(ctx.training, ctx.round, 0, ctx.rounds)
-        seen = partial(as_function, client, ctx=ctx, purpose=f"guide/{client.memory['told']}")
+        seen = partial(as_function, client, ctx=ctx, purpose=f"guide/{client.memory.get('told', 0)}")
         quiz_loss = seen(quiz, lambda net, x, y: F.cross_entropy(net(x), y))
 
         def after_a_step(v: Tensor) -> Tensor:
