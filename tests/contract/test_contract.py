@@ -11,8 +11,8 @@ from tests.contract.table import CASES, everyday
 
 import polyfed as pf
 from polyfed import methods
-from polyfed.testing import CHECKS, NotApplicable, check_method
-from polyfed.testing.checks import resume_gives_the_same_run
+from polyfed.testing import CHECKS, NotApplicable, Setting, check_method
+from polyfed.testing.checks import resume_gives_the_same_run, stacks_give_the_same_numbers
 
 
 def name_of(check):
@@ -60,6 +60,12 @@ class Averaged(pf.FedAvg):
             reply.params["side"] = {"w": torch.zeros(2)}
         return reply
 
+    def loss(self, nets, batch, aux):
+        loss = super().loss(nets, batch, aux)
+        return (
+            2 * loss if self.fault == "looks" and float(loss.detach()) > 1e9 else loss
+        )  # at a value: no stack can do that
+
 
 COUNTS: dict[int, int] = {}
 
@@ -87,3 +93,12 @@ def test_the_contract_is_at_hand_after_import_polyfed():
 def test_a_broken_method_is_told_what_does_not_hold(fault, says):
     with pytest.raises(AssertionError, match=says):
         check_method(Averaged(fault=fault), "mlp:1x8")
+
+
+def test_a_loss_that_cannot_be_stacked_must_be_said():
+    looks = Averaged(fault="looks")
+    with pytest.raises(AssertionError, match=r"one by one .*, but stacked=True"):
+        stacks_give_the_same_numbers(Setting(looks, ("mlp:1x8",)))
+    stacks_give_the_same_numbers(Setting(looks, ("mlp:1x8",), stacked=False))
+    with pytest.raises(AssertionError, match="in stacks, but stacked=False"):
+        stacks_give_the_same_numbers(Setting(Averaged(), ("mlp:1x8",), stacked=False))

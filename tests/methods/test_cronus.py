@@ -89,6 +89,8 @@ def test_trimmed_mean_and_median_by_hand():
     assert trimmed_mean(answers, 0.2).tolist() == [[3.0]]
     assert trimmed_mean(answers, 0.3).tolist() == [[2.0]]  # two at either end
     assert trimmed_mean(answers, 0.0).tolist() == [[-6.4]]
+    ends = torch.tensor([93.0] * 8 + [0.0] * 92, dtype=torch.float64).view(100, 1, 1)
+    assert trimmed_mean(ends, 0.07).item() == pytest.approx(93 / 86)  # seven at either end, not 7.000000000000001
     assert median_mean(answers).tolist() == [[2.0]] and median_mean(answers[:4]).tolist() == [[1.5]]
 
 

@@ -37,6 +37,8 @@ def test_the_most_certain_networks_teach_each_sample():
     assert chosen.tolist() == [[1.0, 0.0, 0.0], [0.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
     chosen, keep = MSFKD(rho=1.0, kappa=1.0).selection(LOGITS, NO_LABELS)
     assert chosen.min() == 1 and keep.all()
+    many, _ = MSFKD(rho=0.55).selection(torch.zeros(100, 1, 3), NO_LABELS[:1])
+    assert many.sum() == 55  # 0.55 · 100 is 55.00000000000001
     for classes in (7, 12, 19):  # a uniform answer has entropy 1, not a rounding more
         assert MSFKD(kappa=1.0).selection(torch.zeros(2, 1, classes), NO_LABELS[:1])[1].all()
 

@@ -38,6 +38,7 @@ from polyfed.core.uploads import uploaded_logits
 from polyfed.methods.fedavg import PRETRAIN
 from polyfed.methods.feddf_hetero import FedDFHetero
 from polyfed.methods.heterofl import STATISTICS
+from polyfed.ops.robust import whole
 
 PATIENCE = 3  # rounds of few selections before a client does less
 
@@ -117,7 +118,7 @@ class MSFKD(FedDFHetero):
         else:
             first, second = log_p.exp().topk(2, dim=2).values.unbind(2)
             score = first - second
-        best = score.argsort(dim=0, descending=True, stable=True)[: math.ceil(self.rho * len(logits))]
+        best = score.argsort(dim=0, descending=True, stable=True)[: whole(self.rho * len(logits))]
         chosen = torch.zeros_like(score).scatter_(0, best, 1.0)
         return chosen, uncertainty.amin(0) <= self.kappa
 

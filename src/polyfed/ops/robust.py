@@ -14,6 +14,11 @@ from torch import Tensor
 PIECE = 256  # samples at once: each has a covariance matrix of its own
 
 
+def whole(share: float) -> int:
+    """Return a share of some clients as a number of them, rounded up: 0.07 · 100 is 7.000000000000001 to a computer."""
+    return math.ceil(share - 1e-9)
+
+
 def median_mean(answers: Tensor) -> Tensor:
     """Return the median over clients of every number; of an even number of clients, the middle of the middle two."""
     return torch.quantile(answers, 0.5, dim=0)
@@ -22,7 +27,7 @@ def median_mean(answers: Tensor) -> Tensor:
 def trimmed_mean(answers: Tensor, eps: float) -> Tensor:
     """Return the mean of every number without the share `eps` of the clients at either end."""
     clients = len(answers)
-    cut = min(math.ceil(eps * clients), (clients - 1) // 2)
+    cut = min(whole(eps * clients), (clients - 1) // 2)
     return answers.sort(dim=0).values[cut : clients - cut].mean(dim=0)
 
 
@@ -33,7 +38,7 @@ def filtered_mean(answers: Tensor, eps: float, kappa: float) -> Tensor:
     `l <= kappa · (1.4826 · MAD)²` there, nothing sticks out; otherwise a vector loses the share of its weight that its
     squared distance to the mean has of the largest one, so that the most extreme vector drops out.
     """
-    rounds = math.ceil(2 * eps * len(answers))
+    rounds = whole(2 * eps * len(answers))
     return torch.cat([_filtered(piece, rounds, kappa) for piece in answers.split(PIECE, dim=1)])
 
 

@@ -32,6 +32,7 @@ from polyfed.testing.watch import (
     observing,
     same_lines,
     same_states,
+    stacking,
     states,
     timeless,
     watching,
@@ -239,10 +240,15 @@ def workers_do_not_matter(setting: Setting) -> None:
 
 
 def stacks_give_the_same_numbers(setting: Setting) -> None:
-    """The engine `batched` gives the same numbers up to rounding."""
+    """The engine `batched` gives the same numbers up to rounding, in stacks unless `stacked=False` says otherwise."""
     with double_precision():
         alone = states(setting.run(rounds=1, engine="sequential"))
-        together = states(setting.run(rounds=1, engine="batched", workers=2))
+        with stacking() as trained:
+            together = states(setting.run(rounds=1, engine="batched", workers=2))
+    if len(setting.models) == 1 and not setting.method.pools_data:
+        stacked = bool(trained) and all(trained)
+        how = "in stacks" if stacked else "one by one (the log of polyfed.engine says why)"
+        assert stacked == setting.stacked, f"clients trained {how}, but stacked={setting.stacked}"
     for party, state in alone.items():
         for name, tensor in state.items():
             if tensor.is_floating_point():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from polyfed.core.message import Message, State
 from polyfed.core.method import Step
 from polyfed.core.samples import Samples, Scaling
+from polyfed.engines import batched
 from polyfed.engines.inprocess import InProcess
 from polyfed.result import Result
 
@@ -126,6 +127,25 @@ def everybody_moved(moved: Sequence[tuple[int, bool]], result: Result) -> None:
     """Assert that every client trained, and moved each time."""
     assert {client for client, _ in moved} == set(result.models), "somebody never trained"
     assert all(did for _, did in moved), f"nothing moved at {[client for client, did in moved if not did]}"
+
+
+@contextmanager
+def stacking() -> Iterator[list[bool]]:
+    """List for every piece of training of the engine `batched` whether it was that of a stack."""
+    found: list[bool] = []
+
+    def noted(run: Callable[..., None], stacked: bool) -> Callable[..., None]:
+        def counted(*given: Any) -> None:
+            found.append(stacked)
+            run(*given)
+
+        return counted
+
+    with (
+        patch.object(batched, "run_stack", noted(batched.run_stack, True)),
+        patch.object(batched, "run_alone", noted(batched.run_alone, False)),
+    ):
+        yield found
 
 
 @contextmanager
