@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from torch.nn.functional import normalize
 
 import polyfed as pf
 from polyfed.analysis.embedding import embed, embed_clients, embed_ensemble, separation
@@ -65,7 +66,7 @@ def test_an_ensemble_is_the_mean_of_logits_and_of_features_of_each_size(widths):
     x, y = widths.clients.test.inputs()[:20], widths.clients.test.labels()[:20]
     outputs = [stage_outputs(model, x) for model in widths.models.values()]
     logits = sum(part["logits"] for part in outputs) / 3
-    unit = [part["features"] / part["features"].norm(dim=1, keepdim=True) for part in outputs]
+    unit = [normalize(part["features"]) for part in outputs]
     features = np.concatenate([((unit[1] + unit[2]) / 2).numpy(), unit[0].numpy()], axis=1)
     assert found["kinds"]["logits"]["silhouette"] == pytest.approx(separation(logits, y), abs=1e-5)
     assert found["kinds"]["features"]["silhouette"] == pytest.approx(separation(features, y), abs=1e-5)
