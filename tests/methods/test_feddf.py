@@ -55,6 +55,18 @@ def test_the_teacher_of_two_networks_is_the_mean_of_their_logits_exactly():
     torch.testing.assert_close((target / 2).softmax(1), mean)
 
 
+def test_a_class_that_all_networks_exclude_leaves_the_mean_probabilities_finite(monkeypatch):
+    """Logits 200 apart: the second probability is exactly zero in float32."""
+    logits = [torch.tensor([[200.0, 0.0]]), torch.tensor([[300.0, 0.0]])]
+    monkeypatch.setattr(distillation, "uploaded_logits", lambda replies, data, ctx: iter(logits))
+    _, target = FedDF(ensemble="probs").lesson({}, None, None)
+    assert target[0, 0] == 0 and -70 < target[0, 1] < -69  # the logarithm of 1e-30
+    student = torch.zeros(1, 2, requires_grad=True)
+    loss = kl_divergence(student, target)
+    assert loss.item() == pytest.approx(0.693147, abs=1e-6)  # log 2
+    assert torch.autograd.grad(loss, student)[0].tolist() == [[-0.5, 0.5]]
+
+
 def test_mean_probabilities_have_the_gradient_of_the_mean_of_the_losses():
     rng = torch.Generator().manual_seed(0)
     first, second, student = torch.randn(3, 5, 4, generator=rng)
@@ -201,13 +213,22 @@ def test_networks_near_chance_or_far_below_the_others_are_dropped():
     assert worth_keeping([0.7], 0.1) == [True]
 
 
+def test_steps_decide_whether_there_is_distillation_and_epochs_where_there_are_none():
+    found = {steps: [FedDF(distill_steps=steps, distill_epochs=n).distills for n in (0, 1)] for steps in (None, 0, 5)}
+    assert found == {None: [False, True], 0: [False, False], 5: [True, True]}
+
+
 def test_a_dropped_network_neither_enters_the_average_nor_teaches(monkeypatch):
-    monkeypatch.setattr(distillation, "worth_keeping", lambda accuracies, chance: [True, False, True])
+    asked = []
+    monkeypatch.setattr(distillation, "worth_keeping", lambda *what: asked.append(what) or [True, False, True])
+    monkeypatch.setattr(distillation, "count_right", lambda network, data: 3)
     options = {**QUICK, "select_on": "public", "drop_worst": True}
     run, without = federation(FedDF(**options), DIGITS), federation(FedDF(**{**options, "drop_worst": False}), DIGITS)
     replies = moved(run)
     dropped = taught(run, replies)
     assert run.ctx.records["dropped"] == [1]
+    held_out = len(run.method.split(run.server, run.ctx)[1])
+    assert asked == [([3 / held_out] * 3, 0.1)]  # ten classes
     del replies[1]
     assert all(torch.equal(tensor, dropped[name]) for name, tensor in taught(without, replies).items())
 

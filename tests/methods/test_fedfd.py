@@ -82,6 +82,13 @@ def test_there_is_a_projection_for_every_teacher_of_another_width(models, option
         assert isinstance(module, OrthogonalProjection) and module.matrix.shape == (run.server.main.feature_dim,) * 2
 
 
+def test_projections_start_at_the_scale_that_is_asked_for():
+    quarter, eighth = (matrices(started(FedFD(init_scale=scale))) for scale in (0.25, 0.125))
+    drawn = torch.cat([matrix.flatten() for matrix in quarter.values()])  # 200 numbers
+    assert float(drawn.std()) == pytest.approx(0.25, rel=0.2)
+    assert all(torch.equal(quarter[name], 2 * matrix) for name, matrix in eighth.items())
+
+
 @pytest.mark.parametrize("orth_map", [name for name in get_args(OrthMap) if name != "taylor"])
 def test_projections_stay_orthonormal_over_rounds(orth_map):
     run = started(FedFD(orth_map=orth_map, distill_epochs=4, distill_batch=8, distill_lr=0.05, temperature=0.3))
@@ -238,6 +245,11 @@ def test_logit_term_is_added_with_its_weight():
     assert found == pytest.approx(feature + 0.25 * divergence, abs=1e-6)
     only = float(loss_of(FedFD(distill="logit", static_bn=False), {"logits": logits}, z))
     assert only == pytest.approx(divergence, abs=1e-6)
+    # At a temperature of 2 both terms have half of all logits.
+    warm = FedFD(logit_aux=0.25, static_bn=False, temperature=2.0)
+    divergence = kl(torch.softmax(logits / 2, 1), torch.softmax(torch.tensor([[1.5, 3.0]]), 1))
+    feature = kl(torch.tensor([[0.5, 0.5]]), torch.softmax(z / 2, 1))
+    assert float(loss_of(warm, columns, z)) == pytest.approx(feature + 0.25 * divergence, abs=1e-6)
 
 
 def test_the_full_group_takes_part_when_asked():

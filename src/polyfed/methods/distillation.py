@@ -26,6 +26,7 @@ from polyfed.core.samples import Samples, split_off
 from polyfed.core.uploads import uploaded_logits, uploaded_network
 from polyfed.methods.fedavg import FedAvg
 from polyfed.ops.aggregate import plain_mean
+from polyfed.ops.distance import log_of
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ class EnsembleDistillation(FedAvg):
         if self.ensemble == "logits":
             return data, plain_mean(logits)
         probs = plain_mean((z / self.temperature).softmax(1) for z in logits)
-        return data, self.temperature * probs.log()  # whose softmax at temperature T is `probs`
+        return data, self.temperature * log_of(probs)  # whose softmax at temperature T is `probs`
 
     def teach(
         self,
