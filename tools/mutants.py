@@ -40,8 +40,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 from mutants_found import (  # noqa: E402
     EQUIVALENT,
     METHODS,
-    SHARED,
     fingerprint,
+    is_shared,
     known,
     mutants,
     names,
@@ -221,7 +221,7 @@ def functions() -> dict[tuple[str, str], FunctionType]:
 def own_tests(name: str, items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """Return the tests of a method: its own file, its stored figures, released programs."""
     files = {str(file) for file in test_files(name)}
-    called = [name, *(users_of(name) if name in SHARED else [])]
+    called = [name, *(users_of(name) if is_shared(name) else [])]
     return [
         item
         for item in items
@@ -233,7 +233,7 @@ def own_tests(name: str, items: Sequence[pytest.Item]) -> list[pytest.Item]:
 
 def contract(name: str, items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """Return the everyday contract of a method, or of one that uses what is shared."""
-    called = users_of(name)[:1] if name in SHARED else [name]
+    called = users_of(name)[:1] if is_shared(name) else [name]
     found = [item for item in items if item.path.name == "test_contract.py" and is_case_of(item, called)]
     return [item for item in found if "test_contract[" in item.nodeid]
 

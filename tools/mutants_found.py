@@ -18,13 +18,17 @@ ROOT = Path(__file__).resolve().parents[1]
 METHODS = ROOT / "src/polyfed/methods"
 FOUND = ROOT / "results/mutants/mutants.json"
 EQUIVALENT = ROOT / "tools/mutants_equivalent.toml"
-SHARED = {"distillation", "feature_teaching", "proxies", "variational"}  # parts of methods, not methods
 STATES = ("red", "equivalent", "green", "not run")
 
 
 def names() -> list[str]:
     """Return the files with methods."""
     return sorted(file.stem for file in METHODS.glob("*.py") if file.stem != "__init__")
+
+
+def is_shared(name: str) -> bool:
+    """Whether a file holds a part of methods, and none that runs by this name."""
+    return f'name: ClassVar[str] = "{name}"' not in (METHODS / f"{name}.py").read_text()
 
 
 def users_of(name: str) -> list[str]:
@@ -40,7 +44,7 @@ def test_files(name: str) -> list[Path]:
     folder = ROOT / "tests/methods"
     own = [folder / f"test_{name}.py"]
     if not own[0].exists():
-        wanted = {folder / f"test_{user}.py" for user in users_of(name)} if name in SHARED else set()
+        wanted = {folder / f"test_{user}.py" for user in users_of(name)} if is_shared(name) else set()
         mention = re.compile(rf"polyfed\.methods\.{name}\b|\"{name}\"|\bpf\.{name.replace('_', '')}\b", re.IGNORECASE)
         wanted |= {file for file in folder.glob("test_*.py") if mention.search(file.read_text())}
         own = sorted(file for file in wanted if file.exists())

@@ -223,8 +223,8 @@ def of_call(node: ast.Call, fields: dict[str, str]) -> Iterator[tuple[str, ast.A
         yield "swapped", ast.Call(node.func, [node.args[0], node.args[2], node.args[1]], node.keywords)
     if name in ("lerp", "lerp_") and len(node.args) == 2:
         yield "complement", with_argument(node, 1, ast.BinOp(ast.Constant(1), ast.Sub(), node.args[1]))
-    if name in WEIGHTED and len(node.args) > WEIGHTED[name]:
-        weights = node.args[WEIGHTED[name]]
+    weights = node.args[WEIGHTED[name]] if len(node.args) > WEIGHTED.get(name, len(node.args)) else None
+    if weights is not None and not ast.unparse(weights).startswith("[1.0] *"):
         loop = ast.comprehension(ast.Name("_", ast.Store()), weights, [], 0)
         yield "uniform", with_argument(node, WEIGHTED[name], ast.ListComp(ast.Constant(1.0), [loop]))
     if name == "Part" and len(node.args) == 3 and not isinstance(node.args[2], ast.Constant):

@@ -256,6 +256,9 @@ def test_private_label_y_is_output_public_plus_y():
     loss = private_loss({"main": lambda x: x}, batch, label_shift(run.ctx))
     rows = -logits.log_softmax(1)[torch.arange(4), torch.tensor([2, 3, 4, 2])]
     torch.testing.assert_close(loss, rows.mean())
+    client = party(run, 0)  # learners that are no networks are told these places
+    stage = run.method.private_stage(client, run.ctx)
+    assert stage.targets.tolist() == [PUBLIC + label for label in client.train.labels().tolist()]
 
 
 def test_a_prediction_of_a_public_class_is_wrong():
@@ -311,6 +314,7 @@ def test_rows_held_out_of_the_clients_data_share_its_classes():
     digits = pf.split(pf.load("digits", limit=(120, 40)), clients=3, seed=0, public=30)
     run = federation(FedMD(**QUICK), digits)
     assert (run.ctx.public_classes, party(run, 0).main.num_classes) == (None, 10)
+    assert run.method.private_stage(party(run, 0), run.ctx).targets is None
 
 
 def test_public_data_without_labels_is_refused_where_labels_are_learned():
