@@ -166,29 +166,45 @@ _quiet = _Quiet()
 
 
 @cache
-def _one_step(rate: float, multiplier: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the orders, and the Rényi divergence of one step at each of them: steps add up."""
+def _orders() -> tuple[float, ...]:
+    """Return the orders at which divergences are looked at: the accountant's own."""
+    return tuple(float(order) for order in accounting().rdp.RdpAccountant().orders)
+
+
+@cache
+def _one_step(rate: float, multiplier: float, order: float) -> float:
+    """Return the Rényi divergence of one step at an order: steps add up."""
     dp = accounting()
-    accountant = dp.rdp.RdpAccountant()
+    accountant = dp.rdp.RdpAccountant([order])
     with _quiet:  # it tells of every order at which its series does not converge, and leaves that order out
         accountant.compose(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(multiplier)))
-    return tuple(accountant._orders), tuple(accountant._rdp)
+    return float(accountant.rdp[0])
 
 
 def epsilon_of(spent: Spent, delta: float) -> float:
-    """Return the epsilon of everything spent, at a delta."""
+    """Return the epsilon of everything spent, at a delta: the least that any of the accountant's orders gives.
+
+    Not every order is looked at, which would take ten times as long. Times (order - 1), the bound of an order is convex
+    (a divergence is then a cumulant function), so it falls up to one order and rises behind it. The series of whole
+    orders are exact and show where that is; those in between are long, and are looked at there alone.
+    """
     if not any(steps for _, _, steps in spent):
         return 0.0
-    total: list[float] | None = None
-    orders: tuple[float, ...] = ()
-    for rate, multiplier, steps in spent:
-        orders, each = _one_step(rate, multiplier)
-        more = [steps * value for value in each]
-        total = more if total is None else [a + b for a, b in zip(total, more, strict=True)]
-    assert total is not None
-    with _quiet:  # of huge noise it tells that rounding made a divergence negative, and takes zero
-        found, _ = accounting().rdp.compute_epsilon(orders, total, delta)
-    return float(found)
+
+    def bound(order: float) -> float:
+        total = sum(steps * _one_step(rate, multiplier, order) for rate, multiplier, steps in spent)
+        with _quiet:  # of huge noise it tells that rounding made a divergence negative, and takes zero
+            return float(accounting().rdp.compute_epsilon([order], [total], delta)[0])
+
+    whole = [order for order in _orders() if order.is_integer()]
+    least, best = bound(whole[0]), whole[0]
+    for order in whole[1:]:
+        found = bound(order)
+        if found >= least:
+            break
+        least, best = found, order
+    near = [order for order in _orders() if abs(order - best) < 1 and order != best]
+    return min([least, *map(bound, near)]) if least > 0 else 0.0
 
 
 @cache
