@@ -1,6 +1,8 @@
 """`package.module:function` names models and data everywhere, and `compare` takes objects."""
 
 import json
+import os
+import sys
 import textwrap
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from typer.testing import CliRunner
 import polyfed as pf
 from polyfed.cli import app
 from polyfed.core.errors import InputError
+from polyfed.core.own_code import imported
 from polyfed.fusion import load_fused
 
 CODE = """
@@ -81,10 +84,19 @@ def test_compare_takes_models_and_data_by_name(folder):
     assert [row["method"] for row in found] == ["local", "fedavg"]
 
 
-def test_fuse_takes_models_and_data_by_name_and_files_of_torch(folder):
-    import importlib
+def test_code_that_was_written_a_moment_ago_is_found(tmp_path, monkeypatch):
+    """Python lists a folder once, and again when its time of change is another: not so within a tick of that clock."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="No module named"):
+        imported(f"late_{id(tmp_path)}:number", "--data")
+    seen = tmp_path.stat()
+    (tmp_path / f"late_{id(tmp_path)}.py").write_text("number = 3")
+    os.utime(tmp_path, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+    assert imported(f"late_{id(tmp_path)}:number", "--data") == 3
 
-    own = importlib.import_module(folder)
+
+def test_fuse_takes_models_and_data_by_name_and_files_of_torch(folder):
+    own = sys.modules[imported(f"{folder}:make", "--models").__module__]
     for number in range(2):
         torch.manual_seed(number)
         torch.save(own.make((4,), 2).state_dict(), f"{number}.pt")

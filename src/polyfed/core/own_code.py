@@ -37,6 +37,7 @@ def imported(name: str, option: str) -> Any:
         raise InputError(f"{option} {name} names nothing to import: write package.module:function.")
     if "" not in sys.path:
         sys.path.insert(0, "")
+    importlib.invalidate_caches()  # the file may have been written a moment ago
     with own_code(f"{option} {name}"):
         try:
             found = importlib.import_module(module)
