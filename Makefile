@@ -8,6 +8,9 @@ INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c const
 
 .DEFAULT_GOAL := help
 
+# The tests start some hundred processes: each would compile the package again where this variable is set.
+unexport PYTHONDONTWRITEBYTECODE
+
 help:  ## show this help
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
