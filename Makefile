@@ -44,7 +44,7 @@ test-long: $(TESTED)  ## run the rest: killed runs, the README, devices, further
 test-flower: $(TESTED)  ## run the tests with real servers and sites
 	$(BIN)/python -m pytest -n 4 --dist loadgroup -m 'not slow and not long' tests/flower
 
-test-all: test test-long test-flower test-avx2  ## run all tests
+test-all: test test-long test-flower test-avx2 storm-short  ## run all tests
 
 test-avx2: $(TESTED)  ## run the tests of networks, engines and methods as on a processor without AVX-512
 	ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m pytest tests/models tests/engines tests/ops tests/golden \
@@ -56,10 +56,10 @@ test-gpu: $(TESTED)  ## on a machine with a GPU: every method on it, with every 
 faults: $(TESTED)  ## real sites that are killed, slow or away (minutes; wants an idle machine)
 	$(BIN)/python -m pytest -m slow tests/flower
 
-storm: $(TESTED)  ## kills, flipped bytes and hostile messages in their thousands (an hour or more; wants an idle machine)
+storm: $(TESTED)  ## kills, flipped bytes and hostile messages in their thousands (half an hour of processor time; wants an idle machine)
 	$(BIN)/python tests/storm
 
-storm-short: $(TESTED)  ## the same with a few of each
+storm-short: $(TESTED)  ## the same with a few of each (a minute)
 	$(BIN)/python tests/storm --short
 
 mutants: $(TESTED)  ## break every loss and weight of the methods on purpose and see a test go red (what is known is not run again)

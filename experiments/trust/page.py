@@ -1,4 +1,4 @@
-"""Write the figures of results/trust into docs/explanation/robustness.md and privacy.md, between their marks."""
+"""Write the figures of results/trust into the pages about robustness, privacy and damage, between their marks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+from pictures import heat, lines
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "trust"
@@ -79,13 +81,18 @@ class Runs:
         before = self.before(line)
         return None if not before else line["mean"] / before
 
-    def loss(self, rule: str, method: str, attacks: list[str]) -> str:
-        """Return the largest loss in points over attacks, each in the mean over seeds."""
-        lost = []
+    def lost(self, rule: str, method: str, attacks: list[str]) -> list[float]:
+        """Return the loss in points for each attack that was measured, in the mean over seeds."""
+        found = []
         for attack in attacks:
             some = [line for line in self.of(attack, rule, method) if "mean" in line and self.before(line) is not None]
             if some:
-                lost.append(100 * fmean((self.before(line) or 0.0) - line["mean"] for line in some))
+                found.append(100 * fmean((self.before(line) or 0.0) - line["mean"] for line in some))
+        return found
+
+    def loss(self, rule: str, method: str, attacks: list[str]) -> str:
+        """Return the largest loss in points over attacks."""
+        lost = self.lost(rule, method, attacks)
         if any("refused" in line for line in self.of(attacks[0], rule, method)):
             return "-"
         if not lost:
@@ -101,7 +108,14 @@ def robustness() -> str:
         return NOTHING + "."
     planned = {0.1: ["signflip:0.1", "scale:0.1:-10", "scale:0.1:1000", "random:0.1", "alie:0.1"]}
     planned |= {share: [f"signflip:{share}", f"alie:{share}"] for share in (0.2, 0.4)}
-    parts = [f"In brackets: over so many seeds (of {SEEDS})."]
+    few = planned[0.1]
+    cells = {(m, r): max(lost) for m in runs.methods for r in RULES if (lost := runs.lost(r, m, few))}
+    shown = [rule for rule in RULES if any((method, rule) in cells for method in runs.methods)]
+    parts = []
+    if cells:
+        heat("robustness", runs.methods, shown, cells, "Points lost to one bad client of ten, worst attack")
+        parts += ["![Points lost to one bad client of ten, by method and rule](../assets/trust-robustness.svg)"]
+    parts += [f"In brackets: over so many seeds (of {SEEDS})."]
     parts += ["**Nobody attacks: mean accuracy in per cent**", runs.table(None, lambda line: line["mean"])]
     parts += [
         "**Nobody attacks: accuracy of the worst client in per cent**",
@@ -138,6 +152,16 @@ def privacy() -> str:
             ]
             for m in methods
         ]
+        series = {
+            m: {
+                f"{e:g}" if e else "none": 100 * fmean(x["mean"] for x in some)
+                for e in epsilons
+                if (some := [x for x in found if x["method"] == m and x["epsilon"] == e and "mean" in x])
+            }
+            for m in methods
+        }
+        lines("privacy", series, ["1", "2", "4", "8", "none"], "epsilon", "mean accuracy in per cent")
+        parts += ["![Mean accuracy against epsilon](../assets/trust-privacy.svg)"]
         parts += [f"In brackets: over so many seeds (of {SEEDS}).", table(heads, rows)]
     else:
         parts.append(NOTHING + ".")
@@ -160,6 +184,39 @@ def privacy() -> str:
     return "\n\n".join(parts)
 
 
+def damage() -> str:
+    """Return what killed commands, damaged files and changed messages did."""
+    path = RESULTS / "storm.json"
+    found = json.loads(path.read_text()) if path.is_file() else {}
+    rows = []
+    for part, what in PARTS.items():
+        figures = found.get(part)
+        if figures is None:
+            rows.append([what, *[NOTHING] + [""] * (len(ZEROS) + 1)])
+            continue
+        zeros = [
+            sum(figures.get(name, 0) for name in names) if names & figures.keys() else "" for names in ZEROS.values()
+        ]
+        tried = figures.get("tried", figures.get("kills"))
+        rows.append([what, f"{tried:,}", *map(str, zeros), f"{figures['peak_memory_mb']:,} MB"])
+    return table(["what", "how often", *ZEROS, "memory at most"], rows)
+
+
+PARTS = {
+    "messages": "changed messages of sites",
+    "files: run directories": "bytes flipped or files cut in run directories",
+    "files: keys and data": "damaged keys, images and tables",
+    "commands": "kills of `run` and `compare`",
+    "federations": "kills of `serve`",
+}
+ZEROS = {
+    "lost rounds": {"lost_rounds"},
+    "silently different results": {"silently_different"},
+    "tracebacks": {"tracebacks", "escapes"},
+    "hangs": {"hangs", "stuck"},
+}
+
+
 def write(name: str, figures: str) -> None:
     """Put figures between the marks of a page."""
     path = ROOT / "docs" / "explanation" / f"{name}.md"
@@ -172,3 +229,4 @@ def write(name: str, figures: str) -> None:
 if __name__ == "__main__":
     write("robustness", robustness())
     write("privacy", privacy())
+    write("damage", damage())

@@ -24,7 +24,7 @@ from polyfed.core.method import Step
 from polyfed.core.party import ClientInfo
 from polyfed.flower.audit import Audit
 from polyfed.flower.codec import pack, seal, unpack
-from polyfed.flower.describe import JOINING, MEASURING, WORKING, check_size
+from polyfed.flower.describe import FAILING, JOINING, MEASURING, PRIVATE, WORKING, check_size
 from polyfed.flower.enroll import add_site, read_request, request_key, revoke_site, sign_request
 from polyfed.flower.gate import Gate, look
 from polyfed.flower.keys import create_keys, read_server_keys, read_site_keys
@@ -435,23 +435,35 @@ def test_a_running_server_takes_over_what_was_revoked_and_renewed(keys, tmp_path
 # --- what leaves, and what is kept ---
 
 
-def test_what_a_site_transmits_is_what_it_declared(server, tmp_path):
+@pytest.mark.parametrize("method", ["fedproto", "heterofl", "fedin", "fedmd", "private"])
+def test_what_a_site_transmits_is_what_it_declared(method, tmp_path):
     from polyfed.flower.site import Site
 
+    if method == "private":
+        pytest.importorskip("dp_accounting")
+    server = Hostile("fedavg" if method == "private" else method, tmp_path / "server", private=method == "private")
     said = []
-    site = Site("north", "mlp:1x16", server.sites[0].data, tmp_path, say=said.append)
+    model = server.sites[0].model
+    site = Site("north", model, server.sites[0].data, tmp_path / "site", say=said.append)
     introduction = site.answer({"kind": "describe", "run": server.given.run}, b"")
     assert introduction[0].keys() == JOINING.keys()
-    assert server.replies[0][0].keys() == WORKING.keys() and server.measure.keys() == MEASURING.keys()
+    assert (introduction[0]["label_counts"] is not None) == (method == "heterofl")
+    working = PRIVATE if method == "private" else WORKING
+    assert server.replies[0][0].keys() == working.keys() and server.measure.keys() == MEASURING.keys()
+    assert site.answer({"kind": "nonsense", "run": server.given.run}, b"")[0].keys() == FAILING.keys()
+    assert method != "private" or server.replies[0][0]["loss"] == 0
     words = "\n".join(said)
-    for declared in (*JOINING.values(), *WORKING.values(), *MEASURING.values()):
+    for declared in (*JOINING.values(), *working.values(), *MEASURING.values(), *FAILING.values()):
         assert declared in words
-    template = server.backend.expectations.templates[server.backend.infos[0].architecture]["main"]
+    template = server.backend.expectations.templates[server.backend.infos[0].architecture][server.step.name]
     reply = Message.from_bytes(server.replies[0][1])
-    assert dict(reply.tensors()).keys() == template.tensors.keys() and reply.meta.keys() == template.meta.keys()
-    for name in reply.data:
-        assert f"{name}:" in words
-    assert site.sent({"run": server.given.run}) == len(json.dumps(introduction[0])) + len(introduction[1])
+    own = {name for name, _ in reply.tensors() if name.split("/")[1] not in template.echoed or name.startswith("data/")}
+    assert own == template.tensors.keys() and reply.meta.keys() == template.meta.keys()
+    named = [f"{name}: " for name in reply.data] + [f"weights of '{model}'" for model in reply.params]
+    assert all(name in words for name in (*named, *(f"the number '{key}'" for key in reply.meta)))
+    refused = site.answer({"kind": "nonsense", "run": server.given.run}, b"")
+    both = len(json.dumps(introduction[0])) + len(introduction[1]) + 2 * len(json.dumps(refused[0]))
+    assert site.sent({"run": server.given.run}) == both
 
 
 def test_every_byte_of_a_reply_counts(server):

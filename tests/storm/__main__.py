@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import resource
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ import kills
 import messages
 
 LONG = {"messages": 98_000, "small": 2_000, "directories": 500, "commands": 180, "federations": 20, "per_run": 6}
-SHORT = {"messages": 1_000, "small": 150, "directories": 25, "commands": 4, "federations": 1, "per_run": 2}
+WRITTEN = Path(__file__).parents[2] / "results" / "trust" / "storm.json"  # by the long form
+SHORT = {"messages": 1_000, "small": 150, "directories": 25, "commands": 6, "federations": 0, "per_run": 2}
 
 
 def main() -> int:
@@ -29,56 +32,87 @@ def main() -> int:
     asked = parser.parse_args()
     size = SHORT if asked.short else LONG
     bad: list[str] = []
-    killed = kills.Killed()
+    figures: dict[str, dict[str, Any]] = {}
 
     with tempfile.TemporaryDirectory(prefix="polyfed-storm-") as place:
         folder = Path(place)
-        if asked.only in (None, "messages"):
-            begin = time.monotonic()
-            found = messages.campaign(size["messages"], asked.seed, folder / "messages")
-            tell("messages", begin, tried=found.tried, used=found.used, refused=found.refused)
-            tell("", None, escapes=len(found.escapes), hangs=len(found.slow), unclean_sentences=len(found.unclean))
-            bad += found.escapes + found.slow + found.unclean
-        if asked.only in (None, "files"):
-            for name, campaign, count in (
-                ("run directories", files.run_directories, size["directories"]),
-                ("keys and data files", files.small_files, size["small"]),
-            ):
-                begin = time.monotonic()
-                (folder / name).mkdir()
-                damage = campaign(count, asked.seed, folder / name)
-                tell(name, begin, damaged=damage.tried, refused=damage.refused, same_result=damage.same)
-                tell("", None, silently_different=len(damage.different), tracebacks=len(damage.tracebacks))
-                bad += damage.different + damage.tracebacks
-        for name, count in (("commands", size["commands"]), ("federations", size["federations"])):
-            if asked.only not in (None, name):
+        for part, campaign in PARTS.items():
+            if asked.only not in (None, part.partition(":")[0]) or not size[COUNTS[part]]:
                 continue
             begin = time.monotonic()
-            (folder / name).mkdir()
-            killed = kills.Killed()
-            if name == "commands":
-                kills.commands(count, size["per_run"], asked.seed, folder / name, killed)
-            else:
-                kills.federations(count, asked.seed, folder / name, killed)
-            tell(f"killed {name}", begin, kills=killed.kills, finished=killed.runs, lost_rounds=killed.lost_rounds)
-            tell("", None, silently_different=len(killed.different), tracebacks=len(killed.tracebacks))
-            tell("", None, hangs=len(killed.hangs), stuck=len(killed.stuck))
-            bad += [*killed.different, *killed.tracebacks, *killed.hangs, *killed.stuck]
-            bad += ["rounds were lost"] * killed.lost_rounds
-    own, children = (
-        resource.getrusage(who).ru_maxrss >> 10 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    )
+            (folder / part).mkdir()
+            found, wrong = campaign(size, asked.seed, folder / part)
+            bad += wrong
+            figures[part] = {**found, "seconds": round(time.monotonic() - begin), "seed": asked.seed}
+            words = ", ".join(f"{key.replace('_', ' ')} {value:,}" for key, value in figures[part].items())
+            print(f"{part}: {words}", flush=True)
+            own, children = (
+                resource.getrusage(who).ru_maxrss >> 10 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+            )
+            figures[part]["peak_memory_mb"] = max(own, children)
     print(f"peak memory: {own} MB here, {children} MB in the largest command")
     for line in bad[:20]:
         print(f"--- {line}", file=sys.stderr)
+    if not asked.short:
+        before = json.loads(WRITTEN.read_text()) if WRITTEN.is_file() else {}
+        WRITTEN.write_text(json.dumps({**before, **figures}, indent=2) + "\n")
     return 1 if bad else 0
 
 
-def tell(name: str, begin: float | None, **figures: Any) -> None:
-    """Print one line of figures."""
-    words = ", ".join(f"{key.replace('_', ' ')} {value:,}" for key, value in figures.items())
-    seconds = f" ({time.monotonic() - begin:.0f} s)" if begin is not None else ""
-    print(f"{name + ':' if name else '':22} {words}{seconds}", flush=True)
+Found = tuple[dict[str, int], list[str]]
+
+
+def sent(size: dict[str, int], seed: int, folder: Path) -> Found:
+    """Send changed messages."""
+    found = messages.campaign(size["messages"], seed, folder)
+    figures = {"tried": found.tried, "used": found.used, "refused": found.refused}
+    zeros = {"escapes": len(found.escapes), "hangs": len(found.slow), "unclean_sentences": len(found.unclean)}
+    return figures | zeros, found.escapes + found.slow + found.unclean
+
+
+def damaged(found: files.Damage) -> Found:
+    """Return the figures of damaged files."""
+    figures = {"tried": found.tried, "refused": found.refused, "same_result": found.same}
+    zeros = {"silently_different": len(found.different), "tracebacks": len(found.tracebacks)}
+    return figures | zeros, found.different + found.tracebacks
+
+
+def killed(found: kills.Killed) -> Found:
+    """Return the figures of killed commands."""
+    figures = {"kills": found.kills, "finished": found.runs, "lost_rounds": found.lost_rounds}
+    figures |= {"silently_different": len(found.different), "tracebacks": len(found.tracebacks)}
+    figures |= {"hangs": len(found.hangs), "stuck": len(found.stuck)}
+    bad = [*found.different, *found.tracebacks, *found.hangs, *found.stuck]
+    return figures, bad + ["rounds were lost"] * found.lost_rounds
+
+
+def kill_commands(size: dict[str, int], seed: int, folder: Path) -> Found:
+    """Kill `run` and `compare`."""
+    kills.commands(size["commands"], size["per_run"], seed, folder, found := kills.Killed())
+    return killed(found)
+
+
+def kill_servers(size: dict[str, int], seed: int, folder: Path) -> Found:
+    """Kill `serve`."""
+    kills.federations(size["federations"], seed, folder, found := kills.Killed())
+    return killed(found)
+
+
+# How often each is done; the short form kills no servers: tests/flower/test_faults.py does.
+COUNTS = {
+    "messages": "messages",
+    "files: run directories": "directories",
+    "files: keys and data": "small",
+    "commands": "commands",
+    "federations": "federations",
+}
+PARTS: dict[str, Callable[[dict[str, int], int, Path], Found]] = {
+    "messages": sent,
+    "files: run directories": lambda size, seed, at: damaged(files.run_directories(size["directories"], seed, at)),
+    "files: keys and data": lambda size, seed, at: damaged(files.small_files(size["small"], seed, at)),
+    "commands": kill_commands,
+    "federations": kill_servers,
+}
 
 
 if __name__ == "__main__":

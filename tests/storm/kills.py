@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from files import outcome
+from forked import Forked, Forks
 
 POLYFED = [sys.executable, "-m", "polyfed.cli"]
 RUN = [
@@ -20,6 +21,7 @@ RUN = [
     *("--set", "checkpoint_seconds=0", "--quiet"),
 ]
 HANG = 600.0  # seconds for one command
+WHOLE = 6  # every so many-th kill is one of a process that also imports; the others are forked from one that has
 DATA = """
 import numpy as np
 def part(seed):
@@ -45,16 +47,28 @@ class Killed:
     stuck: list[str] = field(default_factory=list)  # neither goes on nor starts again
 
 
-def start(command: Sequence[str], folder: Path, name: str) -> subprocess.Popen[bytes]:
+Process = subprocess.Popen[bytes] | Forked
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Return the environment of commands."""
+    path = f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+
+
+def start(command: Sequence[str], folder: Path, name: str, forks: Forks | None = None) -> Process:
     """Start a command whose words go to a file."""
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
-    }
-    with (folder / f"{name}.log").open("ab") as log:
+    log = folder / f"{name}.log"
+    if forks is not None:
+        return forks.start(command, folder, log)
+    with log.open("ab") as file:
         return subprocess.Popen(
-            [*POLYFED, *command], cwd=folder, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            [*POLYFED, *command],
+            cwd=folder,
+            env=environment(folder),
+            stdout=file,
+            stderr=file,
+            stdin=subprocess.DEVNULL,
         )
 
 
@@ -66,18 +80,20 @@ def storm(
     kills: int,
     rng: random.Random,
     found: Killed,
-    within: float,
+    spans: tuple[float, float],
+    forks: Forks,
 ) -> None:
     """Kill a command several times, then let it finish, and compare."""
     folder, name = out.parent, out.name
     for _ in range(kills):
-        process = start(again if _begun(out) else first, folder, name)
-        time.sleep(rng.random() * within)
+        forked = found.kills % WHOLE > 0
+        process = start(again if _begun(out) else first, folder, name, forks if forked else None)
+        time.sleep(rng.random() * spans[forked])
         process.send_signal(rng.choice((signal.SIGKILL, signal.SIGTERM)))
         found.kills += 1
         _wait(process, name, found)
     for attempt in (again if _begun(out) else first, first):
-        code = _wait(start(attempt, folder, name), name, found)
+        code = _wait(start(attempt, folder, name, forks), name, found)
         if code == 0:
             break
     found.runs += 1
@@ -107,12 +123,18 @@ def commands(kills: int, per_run: int, seed: int, folder: Path, found: Killed) -
         "run": (["run", "--method", "fedavg", *RUN], lambda out: ["resume", str(out), "--quiet"]),
         "compare": (["compare", "--methods", "fedavg,fedproto", "--seeds", "1", *RUN], None),
     }
-    wholes, spans = {}, {}
+    wholes: dict[str, Path] = {}
+    spans: dict[str, tuple[float, float]] = {}
+    forks = Forks(environment(folder))
     for kind, (command, _) in kinds.items():
-        begin = time.monotonic()
-        wholes[kind] = folder / f"whole-{kind}"
-        assert _wait(start([*command, "--out", str(wholes[kind])], folder, f"whole-{kind}"), kind, found) == 0
-        spans[kind] = time.monotonic() - begin
+        seconds = []
+        for given in (None, forks):  # as a process of its own, and forked: two lengths, one result
+            begin = time.monotonic()
+            wholes[kind] = folder / f"whole-{kind}-{len(seconds)}"
+            process = start([*command, "--out", str(wholes[kind])], folder, f"whole-{kind}", given)
+            assert _wait(process, kind, found) == 0, (folder / f"whole-{kind}.log").read_text()
+            seconds.append(time.monotonic() - begin)
+        spans[kind] = seconds[0], seconds[1]
     number = 0
     while kills > 0:
         kind = ("run", "run", "compare")[number % 3]
@@ -121,9 +143,10 @@ def commands(kills: int, per_run: int, seed: int, folder: Path, found: Killed) -
         first = [*command, "--out", str(out)]
         again = resume(out) if resume else first
         now = min(per_run, kills)
-        storm(first, again, out, wholes[kind], now, rng, found, spans[kind])
+        storm(first, again, out, wholes[kind], now, rng, found, spans[kind], forks)
         kills -= now
         number += 1
+    forks.close()
 
 
 def federations(kills: int, seed: int, folder: Path, found: Killed) -> None:
@@ -204,7 +227,7 @@ def _begun(out: Path) -> bool:
     return (out / "config.json").is_file()
 
 
-def _wait(process: subprocess.Popen[bytes], name: str, found: Killed) -> int:
+def _wait(process: Process, name: str, found: Killed) -> int:
     try:
         return process.wait(HANG)
     except subprocess.TimeoutExpired:

@@ -22,6 +22,7 @@ from mutations import mutate_blob, mutate_tree
 
 from polyfed.config import Config, Networks
 from polyfed.core.method import EVALUATE
+from polyfed.core.privacy import Privacy
 from polyfed.core.settings import Evaluation, Training
 from polyfed.core.summary import summarize
 from polyfed.data import Clients
@@ -64,7 +65,7 @@ def problem() -> Clients:
 class Hostile:
     """A server with three sites in this process; one of them sends what it is told to."""
 
-    def __init__(self, method: str, folder: Path) -> None:
+    def __init__(self, method: str, folder: Path, private: bool = False) -> None:
         data = problem()
         config = Config(
             make(method, OPTIONS.get(method, {})),
@@ -73,6 +74,7 @@ class Hostile:
             training=Training(1, 8, lr=0.05),
             models=Networks(feature_dim=8),
             evaluation=Evaluation(metrics=("macro_f1", "auroc")),
+            privacy=Privacy(noise_multiplier=1.0) if private else Privacy(),
         )
         run = run_head(config.method, config.settings(), config.models, "0123456789abcdef")
         self.given = Given(config.method, config.settings(), run, SITES, None, data.public, None, None, MAX_BYTES)

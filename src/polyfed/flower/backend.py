@@ -150,7 +150,7 @@ class LiveFederation(Federation):
     def restore(self) -> tuple[int, str]:  # noqa: D102
         found = super().restore()
         if (path := self._ledger()) is not None and path.is_file():
-            self.server.memory[KEPT] = read_json(path)
+            self.server.memory[KEPT] = read_json(path, sealed=True)
         return found
 
     def _ledger(self) -> Path | None:

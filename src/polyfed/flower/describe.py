@@ -65,6 +65,12 @@ JOINING = {
     "audit": "whether it reads the server's audit",
 }
 WORKING = {"loss": "the training loss", "seconds": "the seconds that the work took"}
+PRIVATE = {  # the same where training is differentially private: a loss is one of samples, without noise
+    "loss": "0 in place of the training loss",
+    "seconds": WORKING["seconds"],
+    "epsilon": "the epsilon that it has spent so far",
+}
+FAILING = {"error": "one sentence that says what is wrong"}
 MEASURING = {
     "measures": "accuracy (or the task's score), loss, number of samples and the metrics that the server asks for, on "
     "the test, validation and own test samples (and the share told apart as public); at the end the same of a model "

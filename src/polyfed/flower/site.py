@@ -38,7 +38,15 @@ from polyfed.data.dataset import form_of
 from polyfed.engines.inprocess import drive, receive
 from polyfed.flower.alone import train_alone
 from polyfed.flower.codec import Body, Head
-from polyfed.flower.describe import JOINING, MEASURING, WORKING, introduce, make_own_blueprint
+from polyfed.flower.describe import (
+    FAILING,
+    JOINING,
+    MEASURING,
+    PRIVATE,
+    WORKING,
+    introduce,
+    make_own_blueprint,
+)
 from polyfed.flower.rehearse import Problem, in_words, rehearse
 from polyfed.flower.sitedata import SiteData
 from polyfed.methods.local import Local
@@ -253,7 +261,7 @@ class Site:
         if isinstance(module, Learner):
             module.attach(party)
         if ctx.privacy.on and self.secure and self.ledger(head).is_file():
-            party.memory[LEDGER] = read_json(self.ledger(head))
+            party.memory[LEDGER] = read_json(self.ledger(head), sealed=True)
         return party, ctx
 
     def ledger(self, head: Head) -> Path:
@@ -267,7 +275,7 @@ class Site:
     def keep_ledger(self, head: Head, party: Party) -> None:
         """Write down what is spent."""
         if LEDGER in party.memory and self.secure:
-            write_json(self.ledger(head), party.memory[LEDGER])
+            write_json(self.ledger(head), party.memory[LEDGER], private=True)
 
     def read(self, body: Body) -> Message:
         """Read what came with a message."""
@@ -382,8 +390,9 @@ class Site:
         self.say(f"  when it joins: {'; '.join(JOINING.values())}")
         if method.shares and not in_zoo(self.model):
             self.say("  when it joins: the initial weights of its network")
-        self.say(f"  with every reply: {'; '.join(WORKING.values())}")
+        self.say(f"  with every reply: {'; '.join((PRIVATE if privacy.on else WORKING).values())}")
         self.say(f"  with every measurement: {'; '.join(MEASURING.values())}")
+        self.say(f"  instead of a reply, if this site cannot give it: {'; '.join(FAILING.values())}")
         self.say(f"{'Model weights are' if method.shares else 'No weights are'} among it; your samples stay here.")
 
     def last_words(self) -> list[str]:
