@@ -7,19 +7,12 @@ import runpy
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from pages import PAGES, ROOT, name_of, python
+
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
-
-
-def blocks(page):
-    """The Python blocks of a page; one that starts with `# not run` only shows a shape."""
-    found = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
-    return [block for block in found if not block.startswith("# not run")]
 
 
 def command(folder, *words):
@@ -63,52 +56,13 @@ def test_the_command_of_the_own_method_runs_as_printed():
     assert json.loads(command(ROOT, *shlex.split(line), *short))["accuracy"]["mean"] > 0.2
 
 
-@pytest.mark.long
-def test_the_commands_of_the_readme_run_in_their_order(tmp_path):
-    """As printed, but for the length of the comparison."""
-    section = (ROOT / "README.md").read_text().partition("## The command line")[2]
-    lines = re.search(r"```\n(.*?)```", section, re.DOTALL)[1].splitlines()
-    shorter = {"compare": ["--set", "rounds=1", "--seeds", "1"]}
-    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
-    for line in lines:
-        name, *words = shlex.split(line)
-        assert name == "polyfed"
-        assert command(tmp_path, *words, *shorter.get(words[0], []))
-    assert (
-        len(lines) == 10
-        and (tmp_path / "fused.safetensors").is_file()
-        and (tmp_path / "runs" / "cmp" / "report.html").is_file()
-    )
-
-
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda path: path.stem)
+@pytest.mark.parametrize("page", [page for page in PAGES if python(page)], ids=name_of)
 def test_page(page, tmp_path, monkeypatch, fewer_digits):
     """The blocks of a page run in order, in one namespace, as a reader would type them."""
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "__main__"}
-    for number, block in enumerate(blocks(page), 1):
+    for number, block in enumerate(python(page), 1):
         exec(compile(block, f"{page.name} block {number}", "exec"), namespace)
-
-
-def commands(page):
-    """The lines of the `bash` blocks of a page: cheap, and run; other commands (`sh`, plain) are only shown."""
-    found = re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
-    return [line for block in found for line in block.splitlines() if line.strip()]
-
-
-@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda path: path.stem)
-def test_commands_of_a_page(page, tmp_path, monkeypatch):
-    """In their order, in one folder, as a reader would type them."""
-    from typer.testing import CliRunner
-
-    from polyfed.cli import app
-
-    monkeypatch.chdir(tmp_path)
-    for line in commands(page):
-        name, *words = shlex.split(line)
-        assert name == "polyfed", line
-        done = CliRunner().invoke(app, words)
-        assert done.exit_code == 0 and done.output, (line, done.output, done.exception)
 
 
 def test_every_public_name_is_in_the_reference():

@@ -251,21 +251,41 @@ def test_a_resumed_run_shows_its_progress_too(tmp_path, capsys):
 
 def test_a_comparison_tells_how_long_all_of_it_takes():
     """Runs take as long as earlier ones of their name; before there is one, as long as the others."""
-    ahead = Ahead(["a", "b", "a", "b"])
-    assert ahead.begin("a") == Place(1, 4, None)
+    ahead = Ahead(["a", "b", "a", "b"], clock=lambda: 0.0)
+    first = ahead.begin("a")
+    assert first == Place(1, 4) and first.words(0.0, None) == Place(1, 4).words(0.0, 5.0) == ""
+    assert first.words(2.0, 8.0) == "38 s left for all"  # nothing has ended: the other three as long as this one
+    first.words(10.0, 0.0)
     ahead.took("a", 10.0)
-    assert ahead.begin("b") == Place(2, 4, 20.0)
+    second = ahead.begin("b")
+    assert second.words(5.0, 25.0) == "45 s left for all"  # of b nothing has ended: as long as a
+    second.words(30.0, 0.0)
     ahead.took("b", 30.0)
-    assert ahead.begin("a") == Place(3, 4, 30.0)
-    ahead.took("a", 20.0)
-    last = ahead.begin("b")
-    assert last == Place(4, 4, 0.0) and last.words(5.0) == "5 s left for all" and Place(1, 4, None).words(5.0) == ""
+    assert ahead.begin("a").words(0.0, 10.0) == "40 s left for all"
+    assert ahead.begin("b").words(25.0, 5.0) == "15 s left for all"  # the run before it is not through yet
+
+
+def test_runs_at_once_tell_one_time_for_all():
+    """What a line says is what is left of all of them: also of a longer one beside, and when the last one has begun."""
+    now = [0.0]
+    ahead = Ahead(["slow", "quick", "last"], clock=lambda: now[0])
+    slow, quick = ahead.begin("slow", 2), ahead.begin("quick", 2)
+    slow.words(10.0, 90.0)
+    assert quick.words(10.0, 10.0) == "1 min 30 s left for all"  # (90 + 10 + 60) / 2 is less than the slow one needs
+    now[0] = 10.0
+    assert quick.words(20.0, 0.0) == "1 min 20 s left for all"
+    ahead.took("quick", 20.0)
+    last = ahead.begin("last", 2)
+    now[0] = 20.0
+    assert last.words(10.0, 10.0) == slow.words(30.0, 70.0) == "1 min 10 s left for all"
+    now[0] = 90.0
+    assert slow.words(100.0, 0.0) == ""  # done: nothing is left
 
 
 def test_the_place_of_a_run_is_shown():
     out = io.StringIO()
-    PlainProgress(Console(file=out, width=200), 10, "alpha", Place(2, 12, 60.0))(line(1, 0.5))
+    PlainProgress(Console(file=out, width=200), 10, "alpha", Place(2, 12))(line(1, 0.5))
     assert out.getvalue().startswith("[ 2/12]  alpha")
     screen = io.StringIO()
-    Console(file=screen, width=80).print(View(10, "alpha", place=Place(2, 12, 60.0)))
+    Console(file=screen, width=80).print(View(10, "alpha", place=Place(2, 12)))
     assert screen.getvalue().startswith("run 2 of 12")

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import fmean
 from types import FrameType
 from typing import Any, Protocol
 
@@ -101,7 +100,7 @@ class View:
         """Draw for the width that the terminal has now."""
         width = options.max_width
         if self.place is not None:
-            words = self.place.words(self.time.left())
+            words = self.place.words(self.time.spent(), self.time.left())
             whole = Text(f"run {self.place.number} of {self.place.total}" + (f", {words}" if words else ""))
             whole.truncate(width, overflow="ellipsis")
             yield whole
@@ -165,10 +164,10 @@ class Board:
             yield self.views[0]
             return
         places = [view.place for view in self.views if view.place is not None]
-        lefts = [left for view in self.views if (left := view.time.left()) is not None]
         if places:
             latest = max(places, key=lambda place: place.number)
-            words = latest.words(fmean(lefts)) if lefts else ""
+            told = [view.place.words(view.time.spent(), view.time.left()) for view in self.views if view.place]
+            words = next((one for one in reversed(told) if one), "")  # the last knows how far the others are
             done = latest.number - len(places)
             yield Text(f"{done} of {latest.total} runs done, {len(places)} at once" + (f", {words}" if words else ""))
         for view in self.views:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
@@ -57,37 +57,56 @@ class RemainingTime:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run stands among several: the how-manieth of how many, and the seconds that those after it will take."""
+    """Where a run stands among several: the how-manieth of how many, and who knows about the others."""
 
     number: int
     total: int
-    after: float | None  # None: not known yet
+    ahead: Ahead | None = field(default=None, compare=False, repr=False)
     what: str = ""  # what tells it from the others of its method: the values that it tries
 
-    def words(self, left: float | None) -> str:
-        """Return how long all of them will take, from what is left of this one (empty: not known yet)."""
-        return "" if left is None or self.after is None else f"{duration(left + self.after)} left for all"
+    def words(self, spent: float, left: float | None) -> str:
+        """Return how long all of them will take, now that this one has come so far (empty: not known, or nothing)."""
+        if self.ahead is None or left is None:
+            return ""
+        seconds = self.ahead.left(self.number, spent, left)
+        return f"{duration(seconds)} left for all" if seconds else ""
 
 
 class Ahead:
-    """How long the rest of several runs will take: as long as earlier runs of the same name, or of any name, took."""
+    """How long several runs will take: what is left of those at hand, and those to come, as long as earlier ones took.
 
-    def __init__(self, names: Sequence[str]) -> None:
+    A run that is to come takes as long as those of its name did, or as those of any name; before one has ended, as long
+    as those at hand are expected to.
+    """
+
+    def __init__(self, names: Sequence[str], clock: Callable[[], float] = time.perf_counter) -> None:
         self.total = len(names)
         self.rest = list(names)
         self.seconds: dict[str, list[float]] = {}
+        self.clock = clock
+        self.at_once = 1
+        self.going: dict[int, tuple[float, float]] = {}  # by number: when it will end, and how long it takes in all
 
     def begin(self, name: str, at_once: int = 1) -> Place:
         """Begin the next run of a name; `at_once`: so many are going on at a time."""
         if name in self.rest:  # else it begins again, somewhere else
             self.rest.remove(name)
-        every = [seconds for some in self.seconds.values() for seconds in some]
-        left = sum(fmean(self.seconds.get(name, every)) for name in self.rest) / at_once if every else None
-        return Place(self.total - len(self.rest), self.total, left if self.rest else 0.0)
+        self.at_once = at_once
+        return Place(self.total - len(self.rest), self.total, self)
 
     def took(self, name: str, seconds: float) -> None:
         """Take in how long a run took."""
         self.seconds.setdefault(name, []).append(seconds)
+
+    def left(self, number: int, spent: float, left: float) -> float:
+        """Return the seconds until all have ended, from how far this one and, when last heard of, the others are."""
+        now = self.clock()
+        self.going[number] = (now + left, spent + left)
+        every = [seconds for some in self.seconds.values() for seconds in some]
+        every = every or [whole for _, whole in self.going.values()]
+        lefts = [max(0.0, end - now) for end, _ in self.going.values()]
+        rest = sum(fmean(self.seconds.get(name, every)) for name in self.rest)
+        return max(*lefts, (sum(lefts) + rest) / self.at_once)
 
 
 class PlainProgress:
@@ -128,6 +147,6 @@ class PlainProgress:
             parts.append(f"missing {len(line['missing'])}")
         left = self.time.left()
         parts.append(f"{duration(left)} left" if left else f"{self.time.spent():.1f} s")
-        if self.place is not None and (words := self.place.words(left)):
+        if self.place is not None and (words := self.place.words(self.time.spent(), left)):
             parts.append(words)
         say(self.console, "  ".join(parts))
