@@ -1,15 +1,12 @@
 """The page of a method tells the truth about its options: the defaults in its table are those of the code."""
 
 import re
-import shlex
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from polyfed import methods
-from polyfed.cli import app
 
 PAGES = Path(__file__).parents[2] / "docs" / "methods"
 WORDS = {"none": None, "the run's": None, "true": True, "on": True, "false": False, "off": False}
@@ -73,24 +70,6 @@ def test_a_page_has_all_its_parts_and_all_options_of_the_method_itself(page):
     own = {name for name in vars(kind).get("__annotations__", {}) if name in {field.name for field in fields(kind)}}
     known = {name for names, _ in rows(page) for name in names} | set(re.findall(r"`(\w+)`", text))
     assert own <= known, f"not on the page: {own - known}"
-
-
-def lines_of(page):
-    """The commands under "Run it" of a page that need no data from elsewhere."""
-    section = (PAGES / f"{page}.md").read_text().partition("## Run it")[2].partition("\n## ")[0]
-    found = "".join(re.findall(r"^```\n(.*?)^```", section, re.M | re.S)).replace("\\\n", " ").splitlines()
-    return [line for line in found if "--data digits" in line]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("page", [page for page in TABLES if lines_of(page)])
-def test_the_command_of_a_page_runs(page, tmp_path):
-    """As printed, but for its length."""
-    for number, line in enumerate(lines_of(page)):
-        name, *words = shlex.split(re.sub(r"--(rounds|epochs) \d+", r"--\1 1", line))
-        assert name == "polyfed"
-        done = CliRunner().invoke(app, [*words, "--quiet", "--out", str(tmp_path / str(number))])
-        assert done.exit_code == 0, (line, done.output, done.exception)
 
 
 def test_the_list_of_methods_says_of_each_what_its_class_says():
