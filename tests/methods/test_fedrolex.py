@@ -85,6 +85,13 @@ def test_rows_of_absent_classes_are_left_out_in_the_columns_of_the_window():
     assert torch.equal(run.server.state["head.weight"], torch.where(held, 7.0, before["head.weight"]))
 
 
+@pytest.mark.parametrize(("buffers", "held"), [("average", True), ("local", False)])
+def test_windows_hold_running_statistics_where_these_are_averaged(buffers, held):
+    run = federation(FedRolex(buffers=buffers, static_bn=False), ["cnn:8-16,bn@1", "cnn:8-16,bn@0.5"])
+    slots = run.method.slots_of(run.ctx.blueprints["cnn:8-16,bn@0.5"], run.ctx)
+    assert any("running_mean" in name for name in slots) == held
+
+
 def test_a_view_by_name_is_refused():
     with pytest.raises(InputError, match="view must stay 'prefix'"):
         FedRolex(view="owned")

@@ -2,6 +2,7 @@
 
 import logging
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -201,3 +202,8 @@ def test_clients_run_one_by_one_and_the_log_says_why(seed, caplog):
 def test_values_that_make_no_sense_are_refused(options, words):
     with pytest.raises(pf.InputError, match=words):
         FjORD(**options)
+
+
+def test_a_width_that_is_ones_own_up_to_rounding_is_not_narrower(monkeypatch):
+    monkeypatch.setattr("polyfed.methods.fjord.rate_of", lambda network: 0.1 + 0.2)  # 0.30000000000000004
+    assert FjORD(widths=(0.1, 0.3)).narrower(SimpleNamespace(main=None)) == [pytest.approx(1 / 3)]

@@ -1,5 +1,7 @@
 """HeteroFL against its specification: slices, masks, the scaler, static BatchNorm, what travels, what is measured."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from public_problem import exchange, federation, party, problem, same, states
@@ -16,7 +18,7 @@ from polyfed.core.settings import Evaluation
 from polyfed.core.stage import Batch
 from polyfed.core.statistics import collect_statistics
 from polyfed.methods.fedavg import FedAvg
-from polyfed.methods.heterofl import STATISTICS, HeteroFL
+from polyfed.methods.heterofl import STATISTICS, HeteroFL, rows_of
 from polyfed.models import Scaler, build, levels
 from polyfed.models.width import LEVELS
 from polyfed.ops.aggregate import extract
@@ -168,6 +170,8 @@ def test_a_client_trains_with_its_own_mask_and_a_clipped_gradient():
     assert [stage.training.clip for stage in stages] == [0.7, 0.7]
     own = HeteroFL(clip=None, mask=False).stage(party(run, 1), run.ctx)
     assert own.training == run.ctx.training and not own.aux
+    run.ctx.training = replace(run.ctx.training, clip=0.3)  # the run's own limit is that of a method without one
+    assert HeteroFL(clip=None).stage(party(run, 1), run.ctx).training.clip == 0.3
 
 
 def test_rows_of_classes_that_a_client_lacks_stay_out_of_the_mean():
@@ -184,6 +188,32 @@ def test_rows_of_classes_that_a_client_lacks_stay_out_of_the_mean():
     run.method.fuse(run.server, replies(run, {0: 3.0, 1: 5.0}), MAIN, run.ctx)
     assert run.server.state["head.bias"].tolist() == [4, 4, 4]
     assert before.keys() == run.server.state.keys()
+    run = started(HeteroFL(clip=None, static_bn=False, weighting="samples"), clients=problem((18, 24), lacking=1))
+    told = replies(run, {0: 3.0, 1: 5.0})
+    told[1].meta["samples"] = 3
+    run.method.fuse(run.server, told, MAIN, run.ctx)
+    assert run.server.state["head.bias"].tolist() == [4.5, 4.5, 3]  # (3 + 3·5) / 4
+
+
+@pytest.mark.parametrize(("mask", "counted"), [(True, [0, 1]), (False, None)])
+def test_the_same_rows_stay_out_where_replies_are_compared(mask, counted):
+    run = started(HeteroFL(mask=mask), clients=problem((18, 24), lacking=1))
+    for client, reply in replies(run, {0: 3.0, 1: 5.0}).items():
+        places = run.method.places(run.server, run.backend.infos[client], reply, run.ctx)
+        rows = {name: place.rows if place.rows is None else place.rows.tolist() for name, place in places.items()}
+        heads = ("params/main/head.weight", "params/main/head.bias")
+        assert len(rows) > 4
+        assert rows == {name: counted if client == 1 and name in heads else None for name in rows}
+        if client == 1 and mask:
+            common = torch.arange(3 * 8).view(3, 8)[places[heads[0]].part]  # half of eight columns
+            assert common.tolist() == [[0, 1, 2, 3], [8, 9, 10, 11]]
+
+
+def test_rows_of_chosen_columns():
+    common, rows = torch.arange(12).view(3, 4), torch.tensor([0, 2])
+    chosen = (torch.arange(3).view(-1, 1), torch.tensor([[1, 3]]))
+    assert common[rows_of(chosen, rows, torch.Size((3, 2)))].tolist() == [[1, 3], [9, 11]]
+    assert common[:, 0][rows_of((torch.arange(3),), rows, torch.Size((3,)))].tolist() == [0, 8]
 
 
 # --- the scaler ---
