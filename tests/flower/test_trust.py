@@ -22,6 +22,7 @@ from polyfed.core.errors import InputError, MessageError, RunDirectoryError
 from polyfed.core.message import Message
 from polyfed.core.method import Step
 from polyfed.core.party import ClientInfo
+from polyfed.core.trust import Trust
 from polyfed.flower.audit import Audit
 from polyfed.flower.codec import pack, seal, unpack
 from polyfed.flower.describe import FAILING, JOINING, MEASURING, PRIVATE, WORKING, check_size
@@ -232,6 +233,30 @@ def test_an_error_of_the_servers_own_training_leaves_the_sender_out(server, monk
     missing = {}
     server.federation._fuse(Step(), {0: Message(), 1: Message(), 2: Message()}, missing)
     assert list(missing) == [1] and "south" in missing[1] and "the loss is nan" in missing[1]
+
+
+@pytest.mark.parametrize("rule", ["median", "distance", "norm"])
+def test_a_reply_that_breaks_a_rule_is_left_out_by_name(rule, tmp_path, monkeypatch):
+    server = Hostile("fedavg", tmp_path)
+    usual = type(server.federation.method).places
+
+    def places(self, party, info, message, ctx):
+        if info.id == 1:
+            raise OverflowError("\x1b[31mtoo large")
+        return usual(self, party, info, message, ctx)
+
+    monkeypatch.setattr(type(server.federation.method), "places", places)
+    server.federation.rule = Trust(robust=rule).rule()
+    replies = {
+        client: server.backend._checked(
+            server.backend.infos[client], server.replies[client][1], server.sent[client], server.step
+        )
+        for client in range(3)
+    }
+    missing = {}
+    seen = server.federation._guarded(server.step, server.sent, replies, missing)
+    assert sorted(seen) == [0, 2] and list(missing) == [1]
+    assert "(south) refused: it cannot be compared" in missing[1] and missing[1].isprintable()
 
 
 # --- who gives orders ---

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import resource
 import sys
 import tempfile
@@ -29,8 +30,10 @@ def main() -> int:
     parser.add_argument("--short", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=("messages", "files", "commands", "federations"))
+    parser.add_argument("--part", type=float, default=1.0, help="how much of the long form: 0.1 is a tenth")
     asked = parser.parse_args()
-    size = SHORT if asked.short else LONG
+    size = SHORT if asked.short else {name: math.ceil(asked.part * count) for name, count in LONG.items()}
+    size["per_run"] = (SHORT if asked.short else LONG)["per_run"]
     bad: list[str] = []
     figures: dict[str, dict[str, Any]] = {}
 

@@ -23,8 +23,10 @@ from mutations import mutate_blob, mutate_tree
 from polyfed.config import Config, Networks
 from polyfed.core.method import EVALUATE
 from polyfed.core.privacy import Privacy
+from polyfed.core.robust import finite_only, fits
 from polyfed.core.settings import Evaluation, Training
 from polyfed.core.summary import summarize
+from polyfed.core.trust import RULES, Rule, Trust
 from polyfed.data import Clients
 from polyfed.flower.codec import _FORM
 from polyfed.flower.mailbox import Asked, Exchange, Mailbox
@@ -109,6 +111,7 @@ class Hostile:
             1.0,
             lambda text: None,  # type: ignore[arg-type]
         )
+        self.rules = [None, *(name for name in RULES if fits(Rule(name), config.method))]
         self._rehearse()
 
     def _rehearse(self) -> None:
@@ -179,8 +182,13 @@ class Hostile:
             )
         missing: dict[int, str] = {}
         saved = self.federation._snapshot()
+        everybody = {0: replies[0], 1: found, 2: replies[2]}
+        self.federation.rule = Trust(robust=rng.choice(self.rules)).rule()
         with self.federation._at_server("fuse"):
-            self.federation._fuse(self.step, {0: replies[0], 1: found, 2: replies[2]}, missing)
+            everybody = self.federation._guarded(
+                self.step, self.sent, finite_only(everybody, self.backend.infos, missing), missing
+            )
+            self.federation._fuse(self.step, everybody, missing)
         tensors = [t for t in self.federation.server.state.values() if t.is_floating_point()]
         assert all(bool(torch.isfinite(t).all()) for t in tensors), "the server's state is not finite"
         assert not {0, 2} & missing.keys(), f"an honest site was refused: {missing}"

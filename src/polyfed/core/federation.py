@@ -215,16 +215,21 @@ class Federation:
             for client, message in ordered.items():
                 self.meter.count(UP, client, step.name, message)
             with self.meter.time("fuse"), self._at_server(f"fuse/{step.name}"):
-                ordered = finite_only(ordered, self.backend.infos, missing)
-                if self.rule is not None and ordered:
-                    seen = self.method, self.server, messages
-                    ordered = combined(self.rule, *seen, ordered, self.ctx, missing)
-                if self.settings.privacy.of_clients and ordered:
-                    seen = self.method, self.server, messages
-                    ordered = with_noise(*seen, ordered, step.name, self.replies_planned, self.ctx, missing)
+                ordered = self._guarded(step, messages, finite_only(ordered, self.backend.infos, missing), missing)
                 if ordered:
                     self._fuse(step, ordered, missing)
         return [replies.losses[client] for client in ordered if client in replies.losses]
+
+    def _guarded(
+        self, step: Step, sent: Mapping[int, Message], replies: dict[int, Message], missing: dict[int, str]
+    ) -> dict[int, Message]:
+        """Return the replies as a rule against bad senders and the noise of client-level privacy let the method see."""
+        seen = self.method, self.server, sent
+        if self.rule is not None and replies:
+            replies = combined(self.rule, *seen, replies, self.ctx, missing)
+        if self.settings.privacy.of_clients and replies:
+            replies = with_noise(*seen, replies, step.name, self.replies_planned, self.ctx, missing)
+        return replies
 
     def _fuse(self, step: Step, replies: Mapping[int, Message], missing: dict[int, str]) -> None:
         """Let the method take in the replies. A federation of strangers overrides this to catch harmful ones."""

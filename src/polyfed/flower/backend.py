@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,22 @@ class LiveFederation(Federation):
         It is no part of a checkpoint: a round that is done again has new noise, and is spent again.
         """
         return None if self.directory is None else self.directory.path / "privacy.json"
+
+    def _guarded(
+        self, step: Step, sent: Mapping[int, Message], replies: dict[int, Message], missing: dict[int, str]
+    ) -> dict[int, Message]:
+        with suppress(Exception):  # what a reply does to the rule is a reason to refuse that reply
+            return super()._guarded(step, sent, replies, missing)
+        good: dict[int, Message] = {}
+        for client in _majority_first(replies):
+            trial = {other: replies[other] for other in sorted([*good, client])}
+            try:
+                super()._guarded(step, sent, trial, {})
+                good = trial
+            except Exception as error:
+                why = plain(f"{type(error).__name__}: {error!s:.300}")
+                missing[client] = f"Message from {self.backend.infos[client]} refused: it cannot be compared ({why})."
+        return super()._guarded(step, sent, good, missing)
 
     def _fuse(self, step: Step, replies: Mapping[int, Message], missing: dict[int, str]) -> None:
         if KEPT in self.server.memory and (path := self._ledger()) is not None:
