@@ -12,7 +12,7 @@ from tests.contract.table import CASES, everyday
 import polyfed as pf
 from polyfed import methods
 from polyfed.testing import CHECKS, NotApplicable, Setting, check_method
-from polyfed.testing.checks import resume_gives_the_same_run, stacks_give_the_same_numbers
+from polyfed.testing.checks import resume_gives_the_same_run, same_seed_same_run, stacks_give_the_same_numbers
 
 
 def name_of(check):
@@ -24,10 +24,20 @@ def test_every_registered_method_is_in_the_table():
     assert len({case.id for case in CASES}) == len(CASES)  # each has its own line in the stored results
 
 
-@pytest.mark.parametrize("check", [check for check in CHECKS if check is not resume_gives_the_same_run], ids=name_of)
+ON_THEIR_OWN = (resume_gives_the_same_run, same_seed_same_run)
+
+
+@pytest.mark.parametrize("check", [check for check in CHECKS if check not in ON_THEIR_OWN], ids=name_of)
 @everyday()
 def test_contract(case, check):
     fulfils(case, check)
+
+
+@pytest.mark.long
+@everyday()
+def test_contract_of_the_same_seed(case):
+    """Where this fails `workers_do_not_matter` does, which compares all the same with another run of the seed."""
+    fulfils(case, same_seed_same_run)
 
 
 @everyday(few=True)

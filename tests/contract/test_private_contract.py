@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from tests.contract.table import CASES
+from tests.contract.table import CASES, everyday
 
 import polyfed as pf
 from polyfed.core.errors import InputError
@@ -52,7 +52,7 @@ def sent_by(setting, data):
     return sent
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case.id for case in CASES])
+@everyday()
 def test_what_leaves_does_not_depend_on_samples_that_the_noise_hides(case):
     setting = replace(case.setting, models=tuple(plain(model) for model in case.setting.models))
     try:

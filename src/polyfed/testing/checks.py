@@ -23,6 +23,7 @@ from polyfed.core.places import kind_of
 from polyfed.core.robust import fits
 from polyfed.core.trust import Rule
 from polyfed.engines.inprocess import InProcess
+from polyfed.result import Result
 from polyfed.testing.setting import Setting, digits, unequal
 from polyfed.testing.watch import (
     States,
@@ -47,11 +48,7 @@ class NotApplicable(Exception):
 
 def same_seed_same_run(setting: Setting) -> None:
     """The same seed gives the same run, bit for bit."""
-    first, second = setting.plain, setting.run(engine="sequential")
-    same_lines(first, second)
-    same_states(states(first), states(second))
-    assert first.server is not None and second.server is not None
-    assert pack_tree(first.server.memory) == pack_tree(second.server.memory), "the server remembers something else"
+    _same_run(setting.plain, setting.run(engine="sequential"))
 
 
 def another_seed_another_run(setting: Setting) -> None:
@@ -234,9 +231,7 @@ def switched_off_it_is_its_base_method(setting: Setting) -> None:
 
 def workers_do_not_matter(setting: Setting) -> None:
     """Any number of workers gives the same bits."""
-    alone, together = setting.plain, setting.run(engine="threads", workers=3)
-    same_lines(together, alone)
-    same_states(states(together), states(alone))
+    _same_run(setting.plain, setting.run(engine="threads", workers=3))
 
 
 def stacks_give_the_same_numbers(setting: Setting) -> None:
@@ -284,6 +279,14 @@ def _baseline(setting: Setting, method: Method) -> States:
     if key not in _BASELINES:
         _BASELINES[key] = states(setting.run(method=method))
     return _BASELINES[key]
+
+
+def _same_run(one: Result, other: Result) -> None:
+    """Assert that two runs are equal bit for bit: their histories, networks, and what the server remembers."""
+    same_lines(one, other)
+    same_states(states(one), states(other))
+    assert one.server is not None and other.server is not None
+    assert pack_tree(one.server.memory) == pack_tree(other.server.memory), "the server remembers something else"
 
 
 def _stored(tree: Any) -> bytes:

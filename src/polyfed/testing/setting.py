@@ -53,7 +53,7 @@ class Setting:
         """Run it in its small federation, or with other data or another method."""
         return run(
             method or self.method,
-            data if data is not None else synthetic(public=self.public),
+            data if data is not None else synthetic(per_client=8, public=self.public),
             self.models,
             rounds=rounds,
             training=Training(epochs=2, batch_size=8, lr=lr),
