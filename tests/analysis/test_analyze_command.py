@@ -18,6 +18,8 @@ from polyfed.cli import app
 from polyfed.core.errors import InputError, RunDirectoryError
 from polyfed.models import build
 
+pytestmark = pytest.mark.xdist_group("analyses")  # its runs are made once
+
 pytest.importorskip("matplotlib")
 
 

@@ -8,6 +8,8 @@ from torch import nn
 
 from polyfed.analysis.disturbing import disturbing, initial, main, outputs, sample_band, summary, train
 
+pytestmark = pytest.mark.xdist_group("disturbing")  # its networks are trained once
+
 
 @pytest.fixture(scope="module")
 def found():

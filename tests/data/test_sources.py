@@ -441,7 +441,7 @@ def test_table_of_a_hub_set_is_not_decoded_twice(monkeypatch):
     ("name", "rows", "classes", "shape"),
     [
         ("pneumoniamnist", (4708, 624), 2, (1, 28, 28)),
-        ("mnist", (60000, 10000), 10, (1, 28, 28)),
+        pytest.param("mnist", (60000, 10000), 10, (1, 28, 28), marks=pytest.mark.long),  # seconds of decoding
     ],
 )
 def test_real_sets(real_root, monkeypatch, name, rows, classes, shape):

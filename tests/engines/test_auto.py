@@ -44,7 +44,7 @@ def test_perceptrons_are_stacked_and_others_work_whole(monkeypatch: pytest.Monke
 PERCEPTRONS = [case for case in CASES if all(model.startswith("mlp") for model in case.models)]
 
 
-@everyday(PERCEPTRONS)
+@everyday(PERCEPTRONS, few=True)
 def test_numbers_do_not_depend_on_who_shares_a_stack(case: Case) -> None:
     runs = [run_case(case, rounds=2, participation=0.6, engine="auto", workers=workers) for workers in (1, 4)]
     assert same(*runs)

@@ -20,7 +20,7 @@ from polyfed.engines.batched import Batched
 from polyfed.engines.dense import DenseProgram
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
-from table import CASES, everyday, run_case, synthetic, unequal
+from table import synthetic, unequal
 
 # Deep BatchNorm networks on 8x8 images normalize over few values, which amplifies rounding: 1e-16 becomes 1e-9.
 TOLERANCE = 1e-7
@@ -70,16 +70,6 @@ def difference(a, b):
             worst = max(worst, float((ours[name].double() - theirs[name].double()).abs().max()))
     losses = [abs(x.get("loss", 0.0) - y.get("loss", 0.0)) for x, y in zip(a.history, b.history, strict=True)]
     return max(worst, *losses)
-
-
-ONE_ARCHITECTURE = [case for case in CASES if len(case.models) == 1 and not pf.methods.find(case.method).pools_data]
-
-
-@everyday(ONE_ARCHITECTURE)
-def test_stages_are_stacked_wherever_it_is_said(case, stacks):
-    """That the numbers are the same is a check of the contract."""
-    run_case(case, rounds=1, engine="batched", workers=2)
-    assert bool(stacks["stacked"] and not stacks["alone"]) == case.stacked
 
 
 SETTINGS = {

@@ -17,6 +17,8 @@ from polyfed.report.page import render
 from polyfed.report.runs import Study, study
 from polyfed.report.words import answer
 
+pytestmark = pytest.mark.xdist_group("report")  # one comparison
+
 
 def test_frame_has_numbers(two_methods):
     frame = report.table(two_methods).set_index("method")

@@ -14,6 +14,8 @@ from polyfed.core.errors import InputError
 from polyfed.report.runs import Run, Study, study
 from polyfed.report.tables import NOTHING
 
+pytestmark = pytest.mark.xdist_group("report")  # one comparison and one browser
+
 LIMIT = 5_000_000
 SECTIONS = ["answer", "leaderboard", "curves", "frontier", "clients", "data", "wire", "configuration"]
 
