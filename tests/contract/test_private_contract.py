@@ -59,7 +59,7 @@ def test_what_leaves_does_not_depend_on_samples_that_the_noise_hides(case):
         check_privacy(BLIND, setting.method)
     except InputError as refusal:
         pytest.skip(str(refusal))
-    data = synthetic(public=setting.public)
+    data = synthetic(per_client=8, public=setting.public)
     try:
         one, other = sent_by(setting, data), sent_by(setting, others(data))
     except InputError as refusal:
