@@ -21,6 +21,7 @@ import polyfed as pf
 from polyfed.core.errors import InputError
 from polyfed.core.method import Step
 from polyfed.core.passes import count_right, logits_of
+from polyfed.core.privacy import check_privacy
 from polyfed.core.stage import Batch, Trained
 from polyfed.methods.fedtype import FedType
 from polyfed.ops.conformal import label_scores, prediction_sets, threshold
@@ -195,6 +196,14 @@ def test_after_the_last_round_everybody_trains_once_more_and_sends_nothing():
     plain = federation(FedType(**SMALL, finish=False, weighting="samples"), 1, ONE)
     assert [line["phase"] for line in plain.history] == ["round"]
     assert plain.meter.bytes["up"] == dict.fromkeys(range(3), size + 8)
+
+
+def test_sets_that_depend_on_all_samples_at_once_are_more_than_noise_in_training_covers():
+    pytest.importorskip("dp_accounting")
+    privacy = pf.Privacy(noise_multiplier=1.0)
+    with pytest.raises(InputError, match=r"calibrated on all samples together \(set_weight=0 can be private\)"):
+        check_privacy(privacy, FedType())
+    check_privacy(privacy, FedType(set_weight=0.0))
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,11 @@ class FedType(Proxies):
         """One exchange a round, and a last training of all clients."""
         return Plan(after=(FINISH,) if self.finish else ())
 
+    def beyond_training(self) -> str | None:
+        """Name the sets: one sample moves the quantile of all, which no bound on its own gradient covers."""
+        told = "what a proxy learned with prediction sets that are calibrated on all samples together"
+        return f"{told} (set_weight=0 can be private)" if self.set_weight else None
+
     def local(self, client: Party, step: Step, ctx: Context) -> Local:
         """In each epoch train the private network with the proxy fixed, then the proxy with the private one fixed."""
         for epoch in range(ctx.training.epochs):
