@@ -14,7 +14,7 @@ from polyfed.result import Result
 from polyfed.testing import synthetic, unequal
 from polyfed.testing.setting import digits as digits_of
 
-__all__ = ["CASES", "FEW_CASES", "Case", "everyday", "run_case", "synthetic", "unequal"]
+__all__ = ["CASES", "FEW_CASES", "FEW_SAMPLES", "Case", "everyday", "run_case", "synthetic", "unequal"]
 
 FEDVTC = {"samples_per_class": 4}
 FEDVTC_OFF = {"rec_weight": 0.0, "kl_weight": 0.0, "lambda_dm": 0.0, "finetune": False}
@@ -103,6 +103,7 @@ CASES = [
 
 
 FEW = ("fedavg", "heterofl", "fedproto", "fedmd", "ams")  # methods of very different kinds
+FEW_SAMPLES = (10, 5, 12, 8)  # for tests that need a full batch and a rest of one, and no more
 FEW_CASES = [next(case for case in CASES if case.method == method) for method in FEW]
 
 

@@ -23,7 +23,7 @@ from polyfed.flower.sitedata import SiteData
 from polyfed.models import build
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
-from table import FEW_CASES, everyday, run_case, synthetic, unequal
+from table import FEW_CASES, FEW_SAMPLES, everyday, run_case, synthetic, unequal
 
 cases = everyday(few=True)
 TOP_ONLY = {"lg_fedavg", "fedgh"}  # only the last layers travel, and those are not frozen here
@@ -54,7 +54,7 @@ def blueprint_of(model, feature_dim=None, seed=0):
 def frozen_run(case, **more):
     """Run a case with frozen first layers; also return the blueprints that it began with."""
     models = tuple(map(FrozenFirst, case.models))
-    result = run_case(replace(case, models=models), rounds=1, **more)
+    result = run_case(replace(case, models=models), rounds=1, sizes=FEW_SAMPLES, **more)
     return result, [blueprint_of(model, case.feature_dim) for model in models]
 
 
@@ -95,7 +95,7 @@ def test_frozen_tensors_do_not_travel(case, monkeypatch):
         count(self, direction, client, step, message)
 
     monkeypatch.setattr(CostMeter, "count", watched)
-    run_case(case, rounds=1, engine="sequential")
+    run_case(case, rounds=1, engine="sequential", sizes=FEW_SAMPLES)
     whole = list(carried)
     carried.clear()
     _, blueprints = frozen_run(case, engine="sequential")

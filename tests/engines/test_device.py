@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contract.table import CASES, FEW_CASES, Case, everyday, run_case
+from tests.contract.table import CASES, FEW_CASES, FEW_SAMPLES, Case, everyday, run_case
 from torch import Tensor
 from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
@@ -170,11 +170,11 @@ def test_the_engine_that_is_made_of_both_does_too(case: Case, caplog: pytest.Log
 
 def same_on_a_device(case: Case, engine: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "polyfed.engine")
-    plain = run_case(case, rounds=1, engine=engine, workers=1)
+    plain = run_case(case, rounds=1, engine=engine, workers=1, sizes=FEW_SAMPLES)
     refused = [record.message for record in caplog.records]
     caplog.clear()
     with pretended():  # in this thread: hence one worker
-        moved = run_case(case, rounds=1, engine=engine, workers=1, device="meta")
+        moved = run_case(case, rounds=1, engine=engine, workers=1, sizes=FEW_SAMPLES, device="meta")
     assert [record.message for record in caplog.records] == refused  # what is stacked here is stacked there
     for one, other in zip(plain.history, moved.history, strict=True):
         assert one.get("loss") == other.get("loss")

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,13 @@ def on_ranks(number: int, cases: list[str], folder: Path) -> dict[str, Any]:
     return json.loads(file.read_text())
 
 
+alone = cache(figures)  # of one process
+
+
 @pytest.mark.long  # several processes that load torch
 @pytest.mark.parametrize("number", [2, 4])
 def test_any_number_of_ranks_gives_the_results_of_one_process(number: int, tmp_path: Path) -> None:
-    assert on_ranks(number, MANY, tmp_path) == {name: figures(name) for name in MANY}
+    assert on_ranks(number, MANY, tmp_path) == {name: alone(name) for name in MANY}
 
 
 RUN = ["--method", "tests.engines.dying:Dying", "--clients", "5", "--rounds", "5", "--models", "mlp:1x8"]
@@ -118,7 +122,7 @@ def test_two_machines(tmp_path: Path) -> None:
     for node in nodes:
         _, said = node.communicate(timeout=280)
         assert node.returncode == 0, said[-3000:]
-    assert json.loads(file.read_text()) == {name: figures(name) for name in FEW}
+    assert json.loads(file.read_text()) == {name: alone(name) for name in FEW}
 
 
 @pytest.fixture
