@@ -15,13 +15,14 @@ from polyfed.arguments import as_method, as_metrics, as_models, check_arguments
 from polyfed.build import ModelSpec
 from polyfed.config import Config, Data, Networks, check_same, read_config
 from polyfed.core.errors import InputError, RunDirectoryError
-from polyfed.core.federation import Federation, Line
+from polyfed.core.federation import Federation
 from polyfed.core.launch import was_restarted
 from polyfed.core.method import EVALUATE, Method
 from polyfed.core.metrics import Function, make_metrics
 from polyfed.core.party import ClientInfo
 from polyfed.core.privacy import Privacy, check_privacy
 from polyfed.core.rundir import RunDirectory
+from polyfed.core.runstate import Line
 from polyfed.core.settings import Evaluation, Execution, Participation, Training
 from polyfed.core.trust import Trust
 from polyfed.data import Clients

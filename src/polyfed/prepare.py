@@ -13,7 +13,8 @@ from polyfed.build import ModelSpec, label_of, make_parties, pool
 from polyfed.config import Networks
 from polyfed.core.attack import check_attack, malicious, poisoned
 from polyfed.core.errors import InputError
-from polyfed.core.federation import Federation, few
+from polyfed.core.evaluate import few
+from polyfed.core.federation import Federation
 from polyfed.core.method import Method
 from polyfed.core.metrics import Function, make_metrics
 from polyfed.core.needs import check_needs

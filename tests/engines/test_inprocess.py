@@ -12,7 +12,7 @@ import polyfed as pf
 from polyfed.api import prepare
 from polyfed.core.checkpoint import pack_tree
 from polyfed.core.errors import InputError
-from polyfed.core.federation import few
+from polyfed.core.evaluate import few
 from polyfed.core.layout import beside_weights, channels_last, is_able
 from polyfed.core.message import Message
 from polyfed.core.party import fill

@@ -14,7 +14,9 @@ from polyfed.core.method import Method
 from polyfed.core.metrics import score_of
 from polyfed.core.nets import EVAL, mode
 from polyfed.core.party import Context, Party
+from polyfed.core.rng import generator
 from polyfed.core.samples import Samples, Scaling
+from polyfed.core.settings import Settings
 from polyfed.core.task import Task
 
 CHUNK = 128  # rows at once: a convolution's maps then stay in the cache, which is worth 1.7x
@@ -121,3 +123,12 @@ def _chunk(method: Method, party: Party, data: Samples, number: int, ctx: Contex
 def counts_right(task: Task) -> bool:
     """Tell whether the score of a task is a share of right answers, which needs no collected predictions."""
     return type(task).right is not Task.right
+
+
+def few(test: Samples, settings: Settings) -> Samples:
+    """Return the test samples that models are measured on before the end: a fixed draw, or all."""
+    wanted = settings.evaluation.samples
+    if wanted is None or wanted >= len(test):
+        return test
+    order = torch.randperm(len(test), generator=generator(settings.seed, "evaluate-samples"))
+    return test.select(order[:wanted].sort().values)

@@ -16,7 +16,6 @@ from polyfed import methods
 from polyfed.config import Config, Networks, check_same
 from polyfed.core.checkpoint import pack_tree, unpack_tree, write_atomic
 from polyfed.core.errors import InputError, PolyfedError, RunDirectoryError
-from polyfed.core.federation import Line
 from polyfed.core.method import Method
 from polyfed.core.metrics import Metric, make_metrics
 from polyfed.core.needs import check_needs, missing
@@ -24,6 +23,7 @@ from polyfed.core.party import Blueprint, ClientInfo
 from polyfed.core.privacy import check_privacy
 from polyfed.core.robust import check_rule
 from polyfed.core.rundir import RunDirectory
+from polyfed.core.runstate import Line
 from polyfed.core.samples import Samples
 from polyfed.core.settings import Settings
 from polyfed.core.task import CLASSIFICATION

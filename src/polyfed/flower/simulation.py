@@ -22,11 +22,12 @@ from flwr.serverapp import Grid, ServerApp
 from polyfed.build import ModelSpec
 from polyfed.config import Networks
 from polyfed.core.errors import InputError, PolyfedError
-from polyfed.core.federation import Federation, Observer
+from polyfed.core.federation import Federation
 from polyfed.core.method import Method
 from polyfed.core.metrics import Metric
 from polyfed.core.party import Blueprint
 from polyfed.core.rundir import RunDirectory
+from polyfed.core.runstate import Observer
 from polyfed.core.settings import Settings
 from polyfed.data import Clients
 from polyfed.flower.codec import Head, pack, unpack
