@@ -32,9 +32,9 @@ from polyfed.core.task import CLASSIFICATION, Multilabel, Regression, Task, from
 from polyfed.core.task import describe as describe_task
 from polyfed.core.weights import fill, read_state
 from polyfed.data import Clients
+from polyfed.data.columns import read_columns
 from polyfed.data.decode import as_inputs
 from polyfed.data.form import Form, Raw
-from polyfed.data.tables import read_columns
 from polyfed.data.texts import Words
 
 FILE = "inputs.json"  # beside the models of a run

@@ -15,6 +15,7 @@ from polyfed.core.rng import numpy_generator
 from polyfed.core.samples import Samples
 from polyfed.core.shape import InputShape
 from polyfed.core.task import CLASSIFICATION, Task, as_task, check_score
+from polyfed.data.columns import Part
 from polyfed.data.dataset import Dataset, build, measure, plural
 from polyfed.data.dealing import is_number
 from polyfed.data.form import Form
@@ -31,7 +32,6 @@ from polyfed.data.owntest import (
     read_part,
 )
 from polyfed.data.public import Public, make_public
-from polyfed.data.tables import Part
 from polyfed.data.targets import evenly, groups
 from polyfed.data.together import check_divisors, check_kinds, check_widths, join_names, one_form
 

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from polyfed.core.errors import InputError
 from polyfed.core.samples import Samples
+from polyfed.data.columns import IMAGES, LABELS, TEXTS, TOKENS, Part, convert
 from polyfed.data.dataset import Dataset
 from polyfed.data.decode import as_inputs, image_to_array, stack_images
 from polyfed.data.form import Raw
 from polyfed.data.labels import label_array
-from polyfed.data.tables import IMAGES, LABELS, TEXTS, TOKENS, Part, convert, table_of, table_of_frame
+from polyfed.data.tables import table_of, table_of_frame
 
 MASK = "attention_mask"  # beside token ids: which of them are no padding
 TABLE_OPTIONS = ("inputs", "label", "columns", "drop", "resize", "kind")

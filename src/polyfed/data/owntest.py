@@ -14,12 +14,13 @@ import torch
 from polyfed.core.errors import InputError
 from polyfed.core.rng import numpy_generator
 from polyfed.core.samples import Samples
+from polyfed.data.columns import Part, convert, kind_of, same_features
 from polyfed.data.dataset import Dataset, check_part
 from polyfed.data.dealing import is_number
 from polyfed.data.form import Raw
 from polyfed.data.labels import with_names
 from polyfed.data.objects import part_of
-from polyfed.data.tables import Part, convert, kind_of, read_table, same_features
+from polyfed.data.tables import read_table
 from polyfed.data.targets import evenly
 
 OWN = "own"  # how people ask for own test data without saying how much

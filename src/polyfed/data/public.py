@@ -14,12 +14,12 @@ from polyfed.core.errors import InputError
 from polyfed.core.rng import numpy_generator
 from polyfed.core.samples import Samples, Scaling
 from polyfed.core.task import CLASSIFICATION
+from polyfed.data.columns import same_features
 from polyfed.data.dataset import Dataset, check_part, samples_hash, usual_divisor
 from polyfed.data.decode import fit_images
 from polyfed.data.form import Raw
 from polyfed.data.objects import part_of
 from polyfed.data.sources import load
-from polyfed.data.tables import same_features
 from polyfed.data.targets import make_targets, unlabeled
 
 

@@ -16,10 +16,10 @@ import torch
 from polyfed.core.errors import InputError, unknown
 from polyfed.core.own_code import imported, is_reference, own_code
 from polyfed.core.plugins import plugins
-from polyfed.core.rng import numpy_generator
 from polyfed.core.samples import Scaling
 from polyfed.core.task import CLASSIFICATION, Task, as_task
 from polyfed.data import hub
+from polyfed.data.assemble import from_pictures, from_tables, pictures_in, put_together
 from polyfed.data.cache import Store, files_key, name_key
 from polyfed.data.catalog import (
     DOMAINS,
@@ -32,18 +32,15 @@ from polyfed.data.catalog import (
     in_data_root,
     split_files,
 )
-from polyfed.data.dataset import Dataset, build, check_part, form_of
-from polyfed.data.decode import decode_images, fit_images, resize_images
-from polyfed.data.form import Form, Raw, learn_form
-from polyfed.data.labels import number_classes, with_names
+from polyfed.data.columns import Part, kind_of
+from polyfed.data.dataset import Dataset
+from polyfed.data.decode import fit_images
+from polyfed.data.form import Form
 from polyfed.data.objects import part_of
-from polyfed.data.subsets import only_classes, stratified_holdout, subset
-from polyfed.data.tables import Part, Table, convert, kind_of, read_table, same_features
-from polyfed.data.texts import Words
+from polyfed.data.subsets import only_classes, subset
+from polyfed.data.tables import read_table
 
-HOLDOUT = 0.2  # share of a set without a test part that becomes its test part
 FILES = (".parquet", ".csv", ".tsv", ".json", ".jsonl", ".npy", ".npz", ".txt", ".zip")  # what a Hub id never ends with
-PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 SOME_CLASSES = re.compile(r"(\w+(?::\w+)?)/(\d+)-(\d+)")  # fashion_mnist/5-9: the classes 5 to 9, numbered from 0
 KINDS = ("image", "signal", "table", "text", "tokens")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -218,7 +215,7 @@ def _from_objects(source: Any, test: Any, options: dict[str, Any], seed: int) ->
     if (kind := kind_of(train_part, options.get("kind"))) is not None:
         options["kind"] = kind
     test_part = None if test is None else part_of(test, options, "the test set of 'own data'")
-    return _assemble("own data", train_part, test_part, options, seed)
+    return put_together("own data", train_part, test_part, options, seed)
 
 
 def _known(name: str, path: PathLike | None, options: dict[str, Any], seed: int, store: Store) -> Dataset:
@@ -231,7 +228,7 @@ def _known(name: str, path: PathLike | None, options: dict[str, Any], seed: int,
         tables = [[EMBEDDED / f"{file}.parquet"] for file in known.files]
         key = files_key([file for part in tables for file in part], {"name": name, "seed": seed, **_plain(options)})
         return _cached(
-            store, name, key, lambda: _from_tables(name, [read_table(part) for part in tables], options, seed, known)
+            store, name, key, lambda: from_tables(name, [read_table(part) for part in tables], options, seed, known)
         )
     folder = Path(path).expanduser() if path is not None else in_data_root(name)
     if folder is None:
@@ -243,7 +240,7 @@ def _known(name: str, path: PathLike | None, options: dict[str, Any], seed: int,
             raise InputError(f"{folder} has no {part}.parquet, which the data set '{name}' needs: add it there.")
     key = files_key([*train, *test], {"name": name, **options})
     return _cached(
-        store, name, key, lambda: _from_tables(name, [read_table(train), read_table(test)], options, seed, known)
+        store, name, key, lambda: from_tables(name, [read_table(train), read_table(test)], options, seed, known)
     )
 
 
@@ -258,7 +255,7 @@ def _download(name: str, known: Known, options: dict[str, Any], seed: int) -> Da
             "or give the path of such a folder instead of the name, "
             f"or connect to the internet so that it can be fetched once from the Hugging Face Hub ({known.hub})."
         ) from error
-    return _from_tables(name, tables, options, seed, known)
+    return from_tables(name, tables, options, seed, known)
 
 
 def _from_hub(source: str, path: PathLike | None, options: dict[str, Any], seed: int, store: Store) -> Dataset:
@@ -280,7 +277,7 @@ def _from_hub(source: str, path: PathLike | None, options: dict[str, Any], seed:
                 "or give the path of such a folder instead of the name, "
                 "or connect to the internet and check the name on the Hugging Face Hub."
             ) from error
-        return _from_tables(source, tables, options, seed)
+        return from_tables(source, tables, options, seed)
 
     return _cached(store, source, name_key(source, {**options, "seed": seed}), fetch)
 
@@ -299,7 +296,7 @@ def _from_path(source: Path, test: Any, options: dict[str, Any], seed: int, stor
     train = next((source / part for part in TRAIN_NAMES if (source / part).is_dir()), source)
     if tests is None and train is not source:
         tests = next((source / part for part in TEST_NAMES if (source / part).is_dir()), None)
-    pictures = [_pictures(train), {} if tests is None else _pictures(tests)]
+    pictures = [pictures_in(train), {} if tests is None else pictures_in(tests)]
     if not pictures[0]:
         raise InputError(
             f"{source} holds neither train.parquet nor class folders with images: give a parquet file, a folder of "
@@ -307,7 +304,7 @@ def _from_path(source: Path, test: Any, options: dict[str, Any], seed: int, stor
         )
     files = [file for part in pictures for group in part.values() for file in group]
     key = files_key(files, {"seed": seed, **options})
-    return _cached(store, name, key, lambda: _from_pictures(name, pictures[0], pictures[1], options, seed))
+    return _cached(store, name, key, lambda: from_pictures(name, pictures[0], pictures[1], options, seed))
 
 
 def _files_of(source: Path | None) -> list[Path]:
@@ -321,7 +318,7 @@ def _from_files(
 ) -> Dataset:
     key = files_key([*train, *test], {"train": len(train), "seed": seed, **options})
     files = [train, test] if test else [train]
-    return _cached(store, name, key, lambda: _from_tables(name, [read_table(part) for part in files], options, seed))
+    return _cached(store, name, key, lambda: from_tables(name, [read_table(part) for part in files], options, seed))
 
 
 def _cached(store: Store, name: str, key: str, make: Callable[[], Dataset]) -> Dataset:
@@ -340,7 +337,7 @@ def _digits(options: dict[str, Any], seed: int) -> Dataset:
     x = torch.from_numpy(content.images.astype(np.uint8)[order][:, None].copy())
     y = content.target[order]
     parts = [Part(x[rows], y[rows], None, {}) for rows in (slice(0, 1400), slice(1400, None))]
-    return _assemble("digits", parts[0], parts[1], options, seed, Scaling(divisor=16.0))
+    return put_together("digits", parts[0], parts[1], options, seed, Scaling(divisor=16.0))
 
 
 def _plain(options: dict[str, Any]) -> dict[str, Any]:
@@ -366,144 +363,7 @@ def domains(names: Sequence[str], options: dict[str, Any], seed: int, store: Sto
             labels.append(samples.labels().numpy())
         parts.append(Part(torch.cat(images), np.concatenate(labels), None, {}))
     parts[0] = replace(parts[0], columns={"domain": np.repeat(list(names), numbers[0])})
-    return _assemble("digit_domains", parts[0], parts[1], {"num_classes": 10, **options}, seed)
-
-
-def _from_tables(
-    name: str, tables: list[Table], options: dict[str, Any], seed: int, known: Known | None = None
-) -> Dataset:
-    picks: dict[str, Any] = {key: options.get(key) for key in ("inputs", "label", "resize", "kind")}
-    for key in ("inputs", "label"):
-        if known is not None and picks[key] is None and getattr(known, key) in tables[0].rows.column_names:
-            picks[key] = getattr(known, key)
-    if known is not None and known.group is not None:
-        options = {**options, "columns": [*options.get("columns", ()), known.group]}
-        picks["kind"] = picks["kind"] or known.kind
-    parts = [convert(tables[0], columns=options.get("columns", ()), drop=options.get("drop", ()), **picks)]
-    picks["inputs"] = parts[0].features or picks["inputs"]  # the same features in the same order
-    picks["kind"] = kind_of(parts[0], picks["kind"])
-    for table in tables[1:]:
-        present = set(table.rows.column_names)
-        beside: dict[str, Any] = {
-            key: [name for name in options.get(key, ()) if name in present] for key in ("columns", "drop")
-        }
-        parts.append(convert(table, **beside, **picks))
-    scaling = None
-    if known is not None:
-        options = {"num_classes": known.classes, **options} if picks["label"] == known.label else options
-        x = parts[0].inputs
-        if known.mean and known.std and options.get("normalize", True) and isinstance(x, torch.Tensor):
-            scaling = Scaling(known.mean, known.std, 255.0) if len(known.mean) == x.shape[1] else None
-    return _assemble(name, parts[0], parts[1] if len(parts) > 1 else None, options, seed, scaling)
-
-
-def _pictures(folder: Path) -> dict[str, list[Path]]:
-    groups = {}
-    for group in sorted(entry for entry in folder.iterdir() if entry.is_dir()):
-        files = sorted(file for file in group.rglob("*") if file.suffix.lower() in PICTURES)
-        if files:
-            groups[group.name] = files
-    return groups
-
-
-def _from_pictures(
-    name: str, train: dict[str, list[Path]], test: dict[str, list[Path]], options: dict[str, Any], seed: int
-) -> Dataset:
-    parts = []
-    for what, groups in (("train", train), ("test", test)):
-        if groups:
-            files = [file for group in groups.values() for file in group]
-            labels = np.array([label for label, group in groups.items() for _ in group])
-            notes: list[str] = []
-            x = decode_images(files, f"{name} ({what})", options.get("resize"), notes)
-            parts.append(Part(x, labels, tuple(sorted(train)), {}, notes=tuple(notes)))
-    return _assemble(name, parts[0], parts[1] if len(parts) > 1 else None, options, seed)
-
-
-def _assemble(
-    name: str, train: Part, test: Part | None, options: dict[str, Any], seed: int, scaling: Scaling | None = None
-) -> Dataset:
-    """Put the parts together: hold out a test part if there is none, one number of channels, one size."""
-    class_names, num_classes = options.get("class_names") or train.class_names, options.get("num_classes")
-    notes, task = train.notes, as_task(options.get("task"))
-    if test is None and task != CLASSIFICATION:
-        train, test = _hold_out(name, train, seed, classes=False)
-    elif test is None:
-        whole = f"the training set of '{name}'"
-        check_part(whole, train.inputs, train.labels)
-        numbered = number_classes({whole: train.labels}, class_names, num_classes)  # before a class may lose its rows
-        train, class_names = replace(train, labels=numbered.parts[0].numpy()), numbered.names
-        notes += numbered.notes
-        train, test = _hold_out(name, train, seed)
-    elif train.class_names and test.class_names and train.class_names != test.class_names:  # numbers mean other classes
-        train, test = _by_name(train, f"the training set of '{name}'"), _by_name(test, f"the test set of '{name}'")
-    same_features(test.features, train.features, f"the test set of '{name}'")
-    x, x_test, form, more = encoded(train, test, options, name)
-    notes += more
-    if x.dim() == x_test.dim() == 4 and {x.shape[1], x_test.shape[1]} == {1, 3}:
-        x, x_test = (fit_images(part, (3, *part.shape[2:]), name) for part in (x, x_test))
-    if "resize" in options:
-        if x.dim() != 4:
-            raise InputError(f"'{name}' does not hold images, so resize={options['resize']} cannot be applied.")
-        x, x_test = resize_images(x, options["resize"]), resize_images(x_test, options["resize"])
-    return build(
-        name,
-        (x, train.labels),
-        (x_test, test.labels),
-        class_names=class_names,
-        num_classes=num_classes,
-        columns=train.columns,
-        scaling=scaling,
-        divisor=train.divisor,
-        normalize=options.get("normalize", True),
-        notes=notes,
-        features=train.features,
-        task=task,
-        form=form,
-    )
-
-
-def encoded(
-    train: Part, test: Part, options: dict[str, Any], name: str
-) -> tuple[torch.Tensor, torch.Tensor, Form, tuple[str, ...]]:
-    """Return the stored inputs of both parts, the form that training gives them, and what it does."""
-    x, x_test = train.inputs, test.inputs
-    if isinstance(x, Raw) != isinstance(x_test, Raw) or (isinstance(x, Raw) and x.kind != x_test.kind):  # type: ignore[union-attr]
-        raise InputError(f"The test set of '{name}' holds another kind of inputs than its training set.")
-    if not isinstance(x, Raw):
-        assert not isinstance(x_test, Raw)
-        return x, x_test, form_of(x, x_test), ()
-    assert isinstance(x_test, Raw)
-    whole, held = f"the training set of '{name}'", f"the test set of '{name}'"
-    form: Form | None = options.get("form")
-    notes: tuple[str, ...] = ()
-    if form is None:
-        words = Words.given(options["tokenizer"]) if "tokenizer" in options else None
-        form, notes = learn_form(x, whole, words, options.get("length"))
-    (made, first), (made_test, second) = form.encode(x, whole), form.encode(x_test, held)
-    return made, made_test, form, (*notes, *first, *second)
-
-
-def _by_name(part: Part, what: str) -> Part:
-    assert part.class_names is not None
-    return replace(part, labels=with_names(part.labels, part.class_names, what))
-
-
-def _hold_out(name: str, part: Part, seed: int, classes: bool = True) -> tuple[Part, Part]:
-    if len(part.labels) < 2:
-        raise InputError(f"'{name}' has {len(part.labels)} samples and no test part: give test=... or more samples.")
-    labels = part.labels if classes else np.zeros(len(part.labels))
-    held = stratified_holdout(labels, HOLDOUT, numpy_generator(seed, "test"))
-    kept = np.setdiff1d(np.arange(len(part.labels)), held)
-    return tuple(  # type: ignore[return-value]
-        replace(
-            part,
-            inputs=part.inputs.take(rows) if isinstance(part.inputs, Raw) else part.inputs[torch.from_numpy(rows)],
-            labels=part.labels[rows],
-            columns={key: values[rows] for key, values in part.columns.items()},
-        )
-        for rows in (kept, held)
-    )
+    return put_together("digit_domains", parts[0], parts[1], {"num_classes": 10, **options}, seed)
 
 
 def _kind(kind: str | None) -> str | None:

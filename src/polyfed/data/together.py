@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from polyfed.core.errors import InputError
 from polyfed.core.task import CLASSIFICATION, Task
+from polyfed.data.columns import Part
 from polyfed.data.dataset import usual_divisor
 from polyfed.data.form import Form, Raw, learn_form
 from polyfed.data.labels import check_single, joined_names, with_names
-from polyfed.data.tables import Part
 
 
 def check_widths(parts: Sequence[Part], test: Part, task: Task) -> None:
