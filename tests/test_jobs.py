@@ -21,7 +21,8 @@ from polyfed.config import Config
 from polyfed.core.checkpoint import read_json
 from polyfed.core.errors import InputError, TrainingError
 from polyfed.experiment import experiment
-from polyfed.jobs import CutOff, Failed, Helper, Job, Together, free_memory, is_portable, room
+from polyfed.jobs import Together, free_memory, is_portable, room
+from polyfed.processes import CutOff, Failed, Helper, Job
 from polyfed.testing.watch import timeless
 
 ROOT = Path(__file__).parents[1]

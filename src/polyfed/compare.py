@@ -22,7 +22,8 @@ from polyfed.core.settings import Training
 from polyfed.data import Clients
 from polyfed.engines.known import KnownStages
 from polyfed.experiment import Experiment
-from polyfed.jobs import CutOff, Here, Job, Observer, Summary, Together
+from polyfed.jobs import Together
+from polyfed.processes import CutOff, Here, Job, Observer, Summary
 from polyfed.sweep import Try, best, check_measured, tries
 from polyfed.terminal.live import showing_several
 from polyfed.terminal.progress import Ahead, Place
