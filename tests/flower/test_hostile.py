@@ -24,7 +24,8 @@ from polyfed.flower.backend import LiveFederation
 from polyfed.flower.describe import introduce, read_introduction
 from polyfed.flower.expect import Expectations
 from polyfed.flower.rehearse import Problem, rehearse
-from polyfed.flower.serve import Given, run_federation, start_directory
+from polyfed.flower.running import Given, run_federation
+from polyfed.flower.serve import start_directory
 from polyfed.flower.sitedata import SiteData
 from polyfed.methods import make
 from polyfed.models import adapt

@@ -14,7 +14,8 @@ from polyfed.config import Config
 from polyfed.core.errors import InputError, MessageError
 from polyfed.core.settings import Execution
 from polyfed.flower.describe import read_introduction
-from polyfed.flower.serve import Given, make_federation, run_federation, start_directory
+from polyfed.flower.running import Given, make_federation, run_federation
+from polyfed.flower.serve import start_directory
 from polyfed.flower.site import Site
 
 MODELS = [problem.forest, "sklearn:LogisticRegression", "mlp:1x16"]

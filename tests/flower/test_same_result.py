@@ -15,7 +15,8 @@ import polyfed as pf
 from polyfed.config import Config, Networks
 from polyfed.core.party import Party
 from polyfed.core.settings import Evaluation, Execution, Training
-from polyfed.flower.serve import Given, run_federation, start_directory
+from polyfed.flower.running import Given, run_federation
+from polyfed.flower.serve import start_directory
 from polyfed.methods import make, registry
 from polyfed.result import Result
 

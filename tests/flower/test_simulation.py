@@ -22,7 +22,8 @@ from polyfed.core.errors import InputError, PolyfedError
 from polyfed.core.settings import Evaluation
 from polyfed.flower.agree import agree
 from polyfed.flower.describe import introduce
-from polyfed.flower.serve import Given, make_federation, start_directory
+from polyfed.flower.running import Given, make_federation
+from polyfed.flower.serve import start_directory
 from polyfed.flower.site import Site
 from polyfed.flower.sitedata import as_site_data, check_data
 

@@ -31,7 +31,8 @@ from polyfed.data import Clients
 from polyfed.flower.codec import _FORM
 from polyfed.flower.mailbox import Asked, Exchange, Mailbox
 from polyfed.flower.registration import Registration
-from polyfed.flower.serve import Given, make_federation, run_head
+from polyfed.flower.running import Given, make_federation
+from polyfed.flower.serve import run_head
 from polyfed.flower.site import Site
 from polyfed.flower.sitedata import SiteData
 from polyfed.methods import make

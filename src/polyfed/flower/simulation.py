@@ -33,7 +33,8 @@ from polyfed.data import Clients
 from polyfed.flower.codec import Head, pack, unpack
 from polyfed.flower.mailbox import Mailbox
 from polyfed.flower.registration import Registration
-from polyfed.flower.serve import Given, make_federation, run_head
+from polyfed.flower.running import Given, make_federation
+from polyfed.flower.serve import run_head
 from polyfed.flower.site import Site, last_state
 from polyfed.flower.sitedata import SiteData
 
