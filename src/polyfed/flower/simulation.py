@@ -35,8 +35,9 @@ from polyfed.flower.mailbox import Mailbox
 from polyfed.flower.registration import Registration
 from polyfed.flower.running import Given, make_federation
 from polyfed.flower.serve import run_head
-from polyfed.flower.site import Site, last_state
+from polyfed.flower.site import Site
 from polyfed.flower.sitedata import SiteData
+from polyfed.flower.sitefolder import last_state
 
 START = 300.0  # seconds until all nodes must be there
 DEADLINE = 24 * 3600.0  # seconds: in a simulation everybody is waited for

@@ -1,14 +1,11 @@
 """A site's work: rebuild the party from disk, receive, work, write the state, reply.
 
-Nothing is kept in memory between two messages that a kill could lose. A state is filed under the moment after which
-it was taken, so a message that is repeated, or a server that went back to its checkpoint, finds the right earlier one.
+Nothing is kept in memory between two messages that a kill could lose; what is on disk is in `sitefolder.py`.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +18,7 @@ from torch import nn
 
 from polyfed import methods
 from polyfed.build import ModelSpec, in_zoo, label_of
-from polyfed.core.checkpoint import pack_tree, read_json, read_tree, sweep, write_atomic, write_json
+from polyfed.core.checkpoint import read_json, read_tree, write_atomic
 from polyfed.core.errors import InputError, MessageError, PolyfedError
 from polyfed.core.evaluate import measure
 from polyfed.core.learner import Learner
@@ -49,16 +46,14 @@ from polyfed.flower.describe import (
 )
 from polyfed.flower.rehearse import Problem, in_words, rehearse
 from polyfed.flower.sitedata import SiteData
+from polyfed.flower.sitefolder import SERVER, SiteFolder, Tag, tag_of
 from polyfed.methods.local import Local
 from polyfed.trained import describe_inputs, model_file, name_of
 
-PHASES = ("before", "round", "after")
-Tag = tuple[int, int, int]  # phase, round, position in the phase: when a state was taken
 LAST = 1 << 30
-SERVER = "the server"
 
 
-class Site:
+class Site(SiteFolder):
     """One site: its model, its data, its state on disk."""
 
     def __init__(
@@ -71,19 +66,16 @@ class Site:
         max_bytes: int = 1 << 30,
         say: Callable[[str], None] = print,
     ) -> None:
-        self.name = name
+        super().__init__(name, folder)
         self.model = model
         self.data = data
-        self.folder = folder
         self.allow = tuple(allow)
         self.max_bytes = max_bytes
         self.say = say
-        self.secure = True  # noise comes from the operating system; a simulation takes it from the seed
         self.told: set[str] = set()
         self.built: tuple[Any, Blueprint, nn.Module] | None = None
         self.ended: str | None = None  # why the federation ended
         self.refused: str | None = None  # why this site cannot take part
-        self.audit = False  # whether to ask for the server's audit
         self.reached: dict[str, dict[str, list[Any]]] = {}  # what its model reaches: together, and alone
 
     def answer(self, head: Head, body: bytes | Body) -> tuple[Head, bytes]:
@@ -264,19 +256,6 @@ class Site:
             party.memory[LEDGER] = read_json(self.ledger(head), sealed=True)
         return party, ctx
 
-    def ledger(self, head: Head) -> Path:
-        """Return the file with what this site has spent of its privacy budget.
-
-        It is not part of a state: a server that went back to its checkpoint asks for a training again, and what that
-        costs is spent again.
-        """
-        return self.home(head) / "privacy.json"
-
-    def keep_ledger(self, head: Head, party: Party) -> None:
-        """Write down what is spent."""
-        if LEDGER in party.memory and self.secure:
-            write_json(self.ledger(head), party.memory[LEDGER], private=True)
-
     def read(self, body: Body) -> Message:
         """Read what came with a message."""
         blob = body.take()
@@ -292,39 +271,6 @@ class Site:
         receive(method, party, message, step, ctx)
 
     # --- the disk ---
-
-    def home(self, head: Head) -> Path:
-        """Return the folder of this federation's states."""
-        federation = head["run"]["federation"]
-        if not isinstance(federation, str) or not re.fullmatch(r"[0-9a-f]{8,64}", federation):
-            raise MessageError(f"Message from {SERVER} refused: it names no federation.")
-        return self.folder / federation
-
-    def path(self, head: Head, tag: Tag) -> Path:
-        """Return the file of a state."""
-        return self.home(head) / ("state-" + "-".join(map(str, tag)) + ".safetensors")
-
-    def tags(self, head: Head) -> list[Tag]:
-        """Return the moments whose states are on disk."""
-        return sorted(_tag(path) for path in self.home(head).glob("state-*.safetensors"))
-
-    def keep(self, head: Head, tag: Tag, party: Party) -> None:
-        """Write the state, then forget what no repetition can ask for: all but this phase and the last state before."""
-        models = {name: dict(module.state_dict()) for name, module in party.models.items()}
-        self.home(head).mkdir(mode=0o700, parents=True, exist_ok=True)
-        sweep(self.home(head))  # a site has one process: what is half-written is of one that was killed
-        write_atomic(self.path(head, tag), pack_tree({"models": models, "memory": party.memory}), private=True)
-        known = self.tags(head)
-        earlier = [other for other in known if other[:2] < tag[:2]]
-        kept = {max(earlier, default=tag), *(other for other in known if other[:2] == tag[:2] and other <= tag)}
-        for other in known:
-            if other not in kept:
-                self.path(head, other).unlink()
-
-    @property
-    def outcome(self) -> Path:
-        """The file with this site's model, as it was measured last."""
-        return self.folder / f"{self.name}.safetensors"
 
     def keep_model(self, head: Head, party: Party) -> None:
         """Write the model with what is needed to use it on raw inputs."""
@@ -342,27 +288,6 @@ class Site:
             "round": int(head["round"]),
         }
         write_atomic(self.outcome, model_file(party.models["main"].state_dict(), about), private=True)
-
-    def count(self, head: Head, payload: int) -> None:
-        """Add to the bytes that this site sent out in this federation."""
-        self.home(head).mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_json(self.home(head) / "sent.json", {"bytes": self.sent(head) + payload}, private=True)
-
-    def sent(self, head: Head) -> int:
-        """Return the bytes that this site sent out in this federation: all heads and bodies of its messages."""
-        path = self.home(head) / "sent.json"
-        return int(read_json(path, sealed=True)["bytes"]) if path.is_file() else 0
-
-    def read_along(self, head: Head) -> None:
-        """Keep what the server tells of its audit."""
-        entries = head.get("audit")
-        if not self.audit or not isinstance(entries, list):
-            return
-        self.home(head).mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = self.home(head) / "audit.jsonl"
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write("".join(json.dumps(entry, sort_keys=True) + "\n" for entry in entries))
 
     # --- people ---
 
@@ -415,19 +340,3 @@ class Site:
 def privacy_of(run: Mapping[str, Any]) -> Privacy:
     """Return how private training is to be, as the server says."""
     return Privacy(**run.get("privacy", {}))
-
-
-def tag_of(head: Head) -> Tag:
-    """Return the moment of an exchange."""
-    return PHASES.index(head["phase"]), int(head["round"]), int(head["position"])
-
-
-def last_state(folder: Path, run: Mapping[str, Any]) -> Any:
-    """Return the newest state that a site has kept in its folder, or None."""
-    paths = sorted((folder / run["federation"]).glob("state-*.safetensors"), key=_tag)
-    return read_tree(paths[-1]) if paths else None
-
-
-def _tag(path: Path) -> Tag:
-    phase, number, position = path.stem.removeprefix("state-").split("-")
-    return int(phase), int(number), int(position)
