@@ -14,9 +14,10 @@ import polyfed as pf
 from polyfed.api import resume
 from polyfed.build import split_models, weights_of
 from polyfed.core.errors import InputError
+from polyfed.exporting import export
 from polyfed.fusion.files import fuse_files, load_fused
 from polyfed.models import build
-from polyfed.trained import export, load_model
+from polyfed.trained import load_model
 
 CSV = "hospital,age,sex,outcome\n" + "\n".join(
     f"{['north', 'south'][row % 2]},{30 + row % 40},{'fm'[row % 3 == 0]},{'ill' if row % 3 == 0 else 'well'}"

@@ -14,7 +14,7 @@ from polyfed.compare import compare
 from polyfed.core.errors import InputError, RunDirectoryError
 from polyfed.experiment import experiment
 from polyfed.report import table, write_report
-from polyfed.terminal.live import Stopped
+from polyfed.terminal.stopping import Stopped
 
 RNG = np.random.default_rng(1)
 X = RNG.normal(size=(160, 6)).astype(np.float32)

@@ -25,7 +25,7 @@ from polyfed.core.task import CLASSIFICATION, Multilabel, Regression
 from polyfed.data import Clients
 from polyfed.engines.known import KnownStages
 from polyfed.experiment import experiment
-from polyfed.trained import export
+from polyfed.exporting import export
 
 FOREST = "sklearn:RandomForestClassifier,n_estimators=5,max_depth=3"
 MIXED = [FOREST, "sklearn:LogisticRegression", "mlp:1x8"]

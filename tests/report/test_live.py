@@ -14,8 +14,9 @@ import pytest
 from rich.console import Console
 
 import polyfed as pf
-from polyfed.terminal.live import LiveProgress, Stopped, Stopper, View, sparkline
+from polyfed.terminal.live import LiveProgress, View, sparkline
 from polyfed.terminal.progress import Ahead, Place, PlainProgress, RemainingTime, duration
+from polyfed.terminal.stopping import Stopped, Stopper
 
 
 def line(number, mean=0.5, **more):

@@ -231,7 +231,7 @@ def export(
     model: OwnModel = None,
 ) -> None:
     """Write the model of one client, or of a site, for use elsewhere."""
-    from polyfed.trained import export as write
+    from polyfed.exporting import export as write
 
     say(Console(), f"Wrote {write(_trained(directory, client, model), out, format)}")
     if format == "safetensors":
@@ -249,7 +249,7 @@ def predict(
     model: OwnModel = None,
 ) -> None:
     """Predict for new rows with the model of a client or a site."""
-    from polyfed.trained import write_predictions
+    from polyfed.exporting import write_predictions
 
     rows = write_predictions(_trained(trained, client, model), data, out)
     say(Console(), f"Wrote {rows} predictions to {out}")

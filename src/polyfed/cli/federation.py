@@ -269,7 +269,7 @@ def _check_new(given: dict[str, Any]) -> None:
 def _way_on(given: dict[str, Any]) -> Iterator[None]:
     """Say how to go on when too few sites came or somebody stopped the wait for them."""
     from polyfed.flower.mailbox import TooFewSites
-    from polyfed.terminal.live import Stopped
+    from polyfed.terminal.stopping import Stopped
 
     try:
         yield

@@ -34,7 +34,7 @@ from polyfed.flower.rehearse import Problem
 from polyfed.flower.sitedata import fingerprint
 from polyfed.flower.weights import in_words
 from polyfed.result import Result
-from polyfed.terminal.live import Stopped
+from polyfed.terminal.stopping import Stopped
 
 Observer = Callable[[Line], None]
 Met = tuple[ClientInfo, Blueprint]  # what an introduction tells

@@ -6,13 +6,11 @@ line a round. Ctrl-C lets the round finish, saves a checkpoint, and stops; a sec
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -20,16 +18,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from polyfed.core.errors import PolyfedError
 from polyfed.terminal.progress import Place, PlainProgress, RemainingTime, duration
-from polyfed.terminal.tables import amount, percent, say
+from polyfed.terminal.stopping import Stopped, Stopper, stoppable
+from polyfed.terminal.tables import amount, percent
 
 BLOCKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"  # one eighth to full
 SECONDS = 0.25  # between two redraws
-
-
-class Stopped(PolyfedError):
-    """The user stopped the run; what was done is saved where there is a directory."""
 
 
 def sparkline(values: list[float], width: int) -> str:
@@ -213,44 +207,6 @@ class LiveProgress:
             return
         self.view.add(line)
         self.board.refresh()
-
-
-class Stopper:
-    """Turns Ctrl-C into a stop at the next checkpoint: an observer that raises after the round was saved."""
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self.running = False  # before a run has begun there is nothing to finish
-        self.asked = False
-
-    def __call__(self, line: dict[str, Any]) -> None:
-        """Stop here if somebody asked to."""
-        if self.asked:
-            raise Stopped(f"Stopped after round {line['round']}.")
-
-    def request(self, number: int, frame: FrameType | None) -> None:
-        """Answer the first Ctrl-C; the second one interrupts at once."""
-        if self.asked or not self.running:
-            raise KeyboardInterrupt
-        self.asked = True
-        if self.console.is_terminal:  # the view says it; printing from here could meet a redraw half done
-            return
-        say(self.console, "Stopping after this round (Ctrl-C again: at once) ...")
-
-
-@contextmanager
-def stoppable(console: Console) -> Iterator[Stopper]:
-    """Let Ctrl-C stop a run cleanly inside the block."""
-    stopper = Stopper(console)
-    try:
-        earlier = signal.signal(signal.SIGINT, stopper.request)
-    except ValueError:  # not the main thread: signals stay as they are
-        yield stopper
-        return
-    try:
-        yield stopper
-    finally:
-        signal.signal(signal.SIGINT, earlier)
 
 
 @contextmanager

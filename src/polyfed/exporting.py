@@ -1,0 +1,115 @@
+"""A trained model written down: for use without polyfed, and its predictions for the rows of a file."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from polyfed.core.checkpoint import write_atomic
+from polyfed.core.errors import InputError
+from polyfed.core.learner import Learner
+from polyfed.core.task import Regression
+from polyfed.data.columns import read_columns
+from polyfed.trained import TrainedModel, model_file
+
+
+def export(trained: TrainedModel, out: str | Path, format: str = "safetensors") -> Path:
+    """Write a model for use without polyfed; it takes inputs that are scaled and encoded already (`trained.inputs`).
+
+    Parameters
+    ----------
+    trained
+        What `load_model` gave.
+    out
+        The file to write.
+    format
+        `safetensors` (the tensors by name, and for `load_model` how to use them), `torch` (`torch.export`, a `.pt2`
+        file) or `onnx` (needs the extra onnx).
+
+    Raises
+    ------
+    InputError
+        If the format is unknown, or the network cannot be written in it.
+    """
+    out = Path(out)
+    if isinstance(trained.module, Learner):
+        raise InputError(
+            "This model is no network, so it has no tensors to write: load_model(...).module.estimators() gives what "
+            "was fitted."
+        )
+    if format not in ("safetensors", "torch", "onnx"):
+        raise InputError(f"format is safetensors, torch or onnx, not '{format}'.")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if format == "safetensors":
+        write_atomic(out, model_file(trained.module.state_dict(), trained.about))
+        return out
+    rows = torch.zeros(2, *trained.input_shape, dtype=torch.int64 if trained.input_shape.words else torch.float32)
+    batch = {0: torch.export.Dim("batch")}
+    try:
+        if format == "torch":
+            program = torch.export.export(trained.module, (rows,), dynamic_shapes=(batch,))
+            torch.export.save(program, out)
+        else:
+            with _quiet("torch.onnx"):
+                torch.onnx.export(
+                    trained.module,
+                    (rows,),
+                    out,
+                    dynamo=True,
+                    dynamic_shapes=(batch,),
+                    external_data=False,
+                    verbose=False,
+                )
+    except ImportError as error:
+        raise InputError(f"Writing ONNX needs another package ({error}): pip install 'polyfed[onnx]'.") from error
+    except Exception as error:  # torch raises many kinds; the sentence for people is the same
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise InputError(f"This network cannot be written as {format} ({reason}).") from error
+    return out
+
+
+def write_predictions(trained: TrainedModel, data: str | Path, out: str | Path) -> int:
+    """Predict for the rows of a file and write a CSV file: prediction, and the probability of each class or label.
+
+    Raises
+    ------
+    InputError
+        If the rows are not of the kind that the network was trained on.
+    """
+    import pandas  # type: ignore[import-untyped]
+
+    raw: Any = data
+    if Path(data).suffix == ".npy":
+        raw = np.load(data, allow_pickle=False)
+    elif trained.form.kind == "text":
+        raw = read_columns(data, ["text"], str(data))["text"]
+    elif trained.form.kind != "table":
+        raise InputError(f"The network takes {trained.form.kind}: give the inputs as an array in a .npy file.")
+    found = trained.predictions(raw)
+    columns: dict[str, Any] = {}
+    if not isinstance(trained.task, Regression):
+        columns["prediction"] = [" ".join(one) if isinstance(one, list) else one for one in trained.predict(raw)]
+    columns |= {name: found[:, place].tolist() for place, name in enumerate(trained.class_names)}
+    write_atomic(Path(out), pandas.DataFrame(columns).to_csv(index=False).encode())
+    return len(found)
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Keep a library from warning of packages that are not needed."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
