@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 
 import polyfed as pf
 from polyfed.api import resume
-from polyfed.build import split_models, weights_of
 from polyfed.core.errors import InputError
 from polyfed.exporting import export
 from polyfed.fusion.files import fuse_files, load_fused
 from polyfed.models import build
+from polyfed.specs import split_models, weights_of
 from polyfed.trained import load_model
 
 CSV = "hospital,age,sex,outcome\n" + "\n".join(

@@ -8,7 +8,6 @@ from typing import Any
 
 from polyfed import methods
 from polyfed.arguments import as_method, as_metrics, as_models, check_arguments
-from polyfed.build import ModelSpec
 from polyfed.config import Config, Data, Networks, read_config
 from polyfed.core.errors import RunDirectoryError
 from polyfed.core.method import Method
@@ -22,6 +21,7 @@ from polyfed.data import Clients
 from polyfed.execute import execute, prolonged
 from polyfed.prepare import described, prepare
 from polyfed.result import Result
+from polyfed.specs import ModelSpec
 
 __all__ = ["execute", "prepare", "prolonged", "resume", "run"]
 

@@ -11,12 +11,12 @@ from typing import Any
 from torch import nn
 
 from polyfed import methods
-from polyfed.build import ModelSpec
 from polyfed.core.errors import InputError
 from polyfed.core.method import Method
 from polyfed.core.settings import Participation
 from polyfed.data import Clients
 from polyfed.models.estimators import is_estimator
+from polyfed.specs import ModelSpec
 
 
 def as_method(method: Any) -> Method:

@@ -10,7 +10,6 @@ from typing import Any
 
 from polyfed.api import configured, execute, prepare
 from polyfed.arguments import as_method, as_metrics, as_models
-from polyfed.build import ModelSpec
 from polyfed.config import Config, check_same
 from polyfed.core.checkpoint import read_json, write_json
 from polyfed.core.cost import DOWN, UP
@@ -24,6 +23,7 @@ from polyfed.engines.known import KnownStages
 from polyfed.experiment import Experiment
 from polyfed.jobs import Together
 from polyfed.processes import CutOff, Here, Job, Observer, Summary
+from polyfed.specs import ModelSpec
 from polyfed.sweep import Try, best, check_measured, tries
 from polyfed.terminal.live import showing_several
 from polyfed.terminal.progress import Ahead, Place

@@ -182,7 +182,7 @@ class Networks:
     def __post_init__(self) -> None:
         names: Any = self.names
         if isinstance(names, str):
-            from polyfed.build import split_models
+            from polyfed.specs import split_models
 
             object.__setattr__(self, "names", tuple(split_models(names)))
         check_fields(self, "models")

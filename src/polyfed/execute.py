@@ -9,7 +9,6 @@ from pathlib import Path
 
 from torch import nn
 
-from polyfed.build import ModelSpec
 from polyfed.config import Config, check_same
 from polyfed.core.errors import InputError, RunDirectoryError
 from polyfed.core.federation import Federation
@@ -35,6 +34,7 @@ from polyfed.prepare import (
     structure_of,
 )
 from polyfed.result import Models, Result
+from polyfed.specs import ModelSpec
 from polyfed.trained import describe_use
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from polyfed import methods
-from polyfed.build import ModelSpec, label_of, make_parties, pool
+from polyfed.build import make_parties, pool
 from polyfed.config import Networks
 from polyfed.core.attack import check_attack, malicious, poisoned
 from polyfed.core.errors import InputError
@@ -25,6 +25,7 @@ from polyfed.core.trust import IN_DATA, Trust
 from polyfed.data import Clients
 from polyfed.engines.inprocess import InProcess, chosen_device
 from polyfed.engines.known import KnownStages
+from polyfed.specs import ModelSpec, label_of
 
 
 @dataclass(frozen=True)

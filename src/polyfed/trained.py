@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyfed.build import ModelSpec, is_own, label_of, make_module, weights_of
+from polyfed.build import make_module
 from polyfed.config import read_config
 from polyfed.core.blob import blob_of
 from polyfed.core.checkpoint import read_json, read_tree
@@ -33,6 +33,7 @@ from polyfed.data.columns import read_columns
 from polyfed.data.decode import as_inputs
 from polyfed.data.form import Form, Raw
 from polyfed.data.texts import Words
+from polyfed.specs import ModelSpec, is_own, label_of, weights_of
 
 FILE = "inputs.json"  # beside the models of a run
 KEY = "polyfed"  # of a model's file: under which its header says how to use it

@@ -284,10 +284,10 @@ def fuse(
     **given: str | None,
 ) -> None:
     """Fuse trained networks into one model, without any training of theirs."""
-    from polyfed.build import split_models
     from polyfed.command import options_of
     from polyfed.experiment import read_experiment
     from polyfed.fusion import accuracy_of, fuse, fuse_files
+    from polyfed.specs import split_models
 
     own = ("models", "method", "search", "public", "distill_into", "input_shape")
     options = options_of("fuse", fuse, set_ or (), leave=own)

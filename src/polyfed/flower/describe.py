@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from polyfed.build import ModelSpec, in_zoo, label_of, make_blueprint, make_module
+from polyfed.build import make_blueprint, make_module
 from polyfed.core.blob import DTYPES
 from polyfed.core.errors import MessageError
 from polyfed.core.learner import Learner
@@ -26,6 +26,7 @@ from polyfed.core.task import CLASSIFICATION, Regression, Task, from_description
 from polyfed.core.task import describe as in_plain_values
 from polyfed.flower.codec import Head
 from polyfed.flower.sitedata import SiteData, fingerprint
+from polyfed.specs import ModelSpec, in_zoo, label_of
 
 MAX_BUILT = 4000  # tensors of a network that the server builds from its name; the largest of the zoo have hundreds
 MAX_CLASSES = 100_000

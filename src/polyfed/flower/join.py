@@ -9,7 +9,6 @@ from pathlib import Path
 
 import httpx
 
-from polyfed.build import ModelSpec
 from polyfed.core.errors import InputError, MessageError, PolyfedError
 from polyfed.flower.child import LinkError, last_line
 from polyfed.flower.codec import Body, pack, unpack
@@ -19,6 +18,7 @@ from polyfed.flower.reach import ADVICE, wait_for_server
 from polyfed.flower.signing import SealCheck
 from polyfed.flower.site import Site
 from polyfed.flower.sitedata import SiteData
+from polyfed.specs import ModelSpec
 
 LOOPBACK = ("127.0.0.1", "[::1]", "localhost")
 QUICK, SLOW = 0.05, 0.2  # seconds between two looks for a message: while something is going on, and else

@@ -19,7 +19,6 @@ from flwr.app import Message as FlowerMessage
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from polyfed.build import ModelSpec
 from polyfed.config import Networks
 from polyfed.core.errors import InputError, PolyfedError
 from polyfed.core.federation import Federation
@@ -38,6 +37,7 @@ from polyfed.flower.serve import run_head
 from polyfed.flower.site import Site
 from polyfed.flower.sitedata import SiteData
 from polyfed.flower.sitefolder import last_state
+from polyfed.specs import ModelSpec
 
 START = 300.0  # seconds until all nodes must be there
 DEADLINE = 24 * 3600.0  # seconds: in a simulation everybody is waited for

@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from polyfed import methods
-from polyfed.build import ModelSpec, in_zoo, label_of
 from polyfed.core.checkpoint import read_json, read_tree, write_atomic
 from polyfed.core.errors import InputError, MessageError, PolyfedError
 from polyfed.core.evaluate import measure
@@ -48,6 +47,7 @@ from polyfed.flower.rehearse import Problem, in_words, rehearse
 from polyfed.flower.sitedata import SiteData
 from polyfed.flower.sitefolder import SERVER, SiteFolder, Tag, tag_of
 from polyfed.methods.local import Local
+from polyfed.specs import ModelSpec, in_zoo, label_of
 from polyfed.trained import describe_inputs, model_file, name_of
 
 LAST = 1 << 30

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyfed.build import ModelSpec, is_own, label_of, make_blueprint, own_model, weights_of
+from polyfed.build import make_blueprint
 from polyfed.config import Data
 from polyfed.core.errors import InputError
 from polyfed.core.own_code import imported, is_reference, own_code
@@ -25,6 +25,7 @@ from polyfed.data.split import split
 from polyfed.data.targets import make_targets
 from polyfed.flower import plain
 from polyfed.models.registry import parse
+from polyfed.specs import ModelSpec, is_own, label_of, own_model, weights_of
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from polyfed.build import ModelSpec, construct, is_own
 from polyfed.core.checkpoint import read_json, write_atomic, write_json
 from polyfed.core.errors import InputError
 from polyfed.core.shape import InputShape
@@ -19,6 +18,7 @@ from polyfed.fusion.combining import Combined
 from polyfed.fusion.fusing import fuse
 from polyfed.fusion.networks import Averaged, Selection, Several
 from polyfed.models import with_feature_dim
+from polyfed.specs import ModelSpec, construct, is_own
 
 FORMAT = 2  # of the json file beside a fused model
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from polyfed.arguments import as_method, as_models
-from polyfed.build import ModelSpec
 from polyfed.core.method import Method
+from polyfed.specs import ModelSpec
 from polyfed.testing.checks import CHECKS, NotApplicable
 from polyfed.testing.setting import Setting, synthetic, unequal
 

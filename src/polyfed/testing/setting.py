@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from polyfed.api import run
-from polyfed.build import ModelSpec
 from polyfed.core.method import Method
 from polyfed.core.settings import Training
 from polyfed.data import Clients, load, split
 from polyfed.result import Result
+from polyfed.specs import ModelSpec
 from polyfed.testing.watch import Observed, observing
 
 
