@@ -138,7 +138,7 @@ class AMS(OneShot):
             held, networks, counts = self.held(server), self.networks(server, ctx), self.counts(server)
             samples, public = self.about(server, "samples"), server.data.public
             kept = [held[j] for j in choose(networks, self.select, self.keep or None, counts, samples, public)]
-            server.memory["uploads"] = {str(client): server.memory["uploads"][str(client)] for client in kept}
+            self.keep_only(server, kept)
             ctx.log("kept", kept)
         if self.distill != "none":
             ctx.log("distill_loss", ctx.run(self.distillation(server, ctx), server, "distill").loss)

@@ -15,7 +15,7 @@ Deviations:
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -32,6 +32,7 @@ from polyfed.core.rng import SERVER
 from polyfed.core.stage import Aux, Batch, Stage
 from polyfed.core.uploads import Asked
 from polyfed.fusion.networks import Averaged
+from polyfed.ops.distance import l1_norm
 from polyfed.ops.selection import class_weights
 
 
@@ -116,6 +117,10 @@ class OneShot(Method):
         """Return one item of all uploads (`state`, `counts`, `samples`, ...) in the order of `held`."""
         return [server.memory["uploads"][str(client)][what] for client in self.held(server)]
 
+    def keep_only(self, server: Party, clients: Sequence[int]) -> None:
+        """Let the server forget all uploads but those of some clients."""
+        server.memory["uploads"] = {str(client): server.memory["uploads"][str(client)] for client in clients}
+
     def counts(self, server: Party) -> Tensor | None:
         """Return the samples of each class that each network saw, `[J, C]`, where clients tell."""
         return torch.stack(self.about(server, "counts")) if self.tells_counts() else None
@@ -194,9 +199,3 @@ class Ensemble(OneShot):
         counts = self.counts(server)
         weights = None if counts is None else class_weights(counts)
         return Averaged(self.networks(server, ctx), self.space, weights, ctx.task.name)
-
-
-def l1_norm(parameters: Mapping[str, Tensor]) -> Tensor:
-    """Return the sum of absolute values over all parameters."""
-    sums = [parameter.abs().sum() for parameter in parameters.values()]
-    return torch.stack(sums).sum() if sums else torch.tensor(0.0)  # a learner has none

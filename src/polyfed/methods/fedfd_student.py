@@ -20,14 +20,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal
 
+from torch import Tensor
+
 from polyfed.core.fields import AtLeastOne, Count, NotNegative, Positive
 from polyfed.core.message import Message
 from polyfed.core.method import EVALUATE, Combination, Local, Step
 from polyfed.core.party import ClientInfo, Context, Party
 from polyfed.core.passes import logits_of
 from polyfed.core.statistics import collect_statistics
+from polyfed.core.subset import hear_subset, note_subset, subset_seed, tell_subset
 from polyfed.methods.feature_teaching import FeatureTeaching, answers
-from polyfed.methods.fedmd import FedMD, subset_seed
+from polyfed.methods.fedmd import FedMD
 
 
 @dataclass(frozen=True)
@@ -82,18 +85,19 @@ class FedFDStudent(FeatureTeaching):
         """Send the seed of the public subset and, once it learned, the student's logits on it."""
         if step.name == EVALUATE.name:
             return Message()
-        seed = subset_seed(ctx)
-        message = Message(meta={"subset_seed": seed})
+        message = tell_subset(Message(), ctx)
         if server.memory.get("taught") and self.digest_epochs:
-            if ctx.cache.get("student_logits", (None,))[0] != seed:  # once a round, for all clients
-                server.memory["subset_seed"] = seed
-                ctx.cache["student_logits"] = seed, logits_of(server.main, self.exchange.public_subset(server))
-            message.data["logits"] = ctx.cache["student_logits"][1]
+            message.data["logits"] = ctx.this_round("student_logits", lambda: self.student_logits(server, ctx))
         return message
+
+    def student_logits(self, server: Party, ctx: Context) -> Tensor:
+        """Return what the student says of this round's subset."""
+        note_subset(server, subset_seed(ctx))
+        return logits_of(server.main, self.exchange.public_subset(server))
 
     def fuse(self, server: Party, replies: Mapping[int, Message], step: Step, ctx: Context) -> None:
         """Train the student, Eq. (4) and (5)."""
-        server.memory["subset_seed"] = subset_seed(ctx)
+        note_subset(server, subset_seed(ctx))
         lessons = ((client, reply.data) for client, reply in replies.items())
         if self.teach_server(server, lessons, self.exchange.public_subset(server), ctx):
             server.memory["taught"] = True  # until then its logits are noise, and clients get none
@@ -104,7 +108,7 @@ class FedFDStudent(FeatureTeaching):
 
     def local(self, client: Party, step: Step, ctx: Context) -> Local:
         """Digest the student's logits, train, and answer on the public subset."""
-        client.memory["subset_seed"] = int(client.inbox.meta["subset_seed"])
+        hear_subset(client)
         if "logits" in client.inbox.data:
             yield from self.exchange.digest(client, client.inbox.data["logits"], ctx)
         yield from self.exchange.revisit(client, ctx)

@@ -25,9 +25,9 @@ from polyfed.core.message import Message
 from polyfed.core.method import Combination, Local, Method, Plan, Step
 from polyfed.core.party import ClientInfo, Context, Party
 from polyfed.core.passes import logits_of
-from polyfed.core.rng import seed_of
 from polyfed.core.samples import Samples
 from polyfed.core.stage import Aux, Batch, Stage
+from polyfed.core.subset import hear_subset, known_subset, note_subset, public_subset, subset_seed, tell_subset
 from polyfed.ops.aggregate import weighted_mean
 from polyfed.ops.distance import LOGIT_LOSSES
 
@@ -96,20 +96,19 @@ class FedMD(Method):
 
     def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
         """Send the seed of this round's public subset, then the mean logits on it."""
-        seed = subset_seed(ctx)
         if step.name == LOGITS.name:
-            return Message(meta={"subset_seed": seed})
-        if step.name == DIGEST.name and server.memory.get("subset_seed") == seed:
+            return tell_subset(Message(), ctx)
+        if step.name == DIGEST.name and known_subset(server) == subset_seed(ctx):
+            message = Message(data={"logits": server.memory["logits"]})
             # A client that did not answer may not have heard of the subset: without its seed the rows would not match.
-            answered = info.id in server.memory["answered"]
-            return Message(data={"logits": server.memory["logits"]}, meta={} if answered else {"subset_seed": seed})
+            return message if info.id in server.memory["answered"] else tell_subset(message, ctx)
         return Message()  # no logits came this round: nothing to digest
 
     def fuse(self, server: Party, replies: Mapping[int, Message], step: Step, ctx: Context) -> None:
         """Take the mean of the logits over this round's participants."""
         server.memory["logits"] = self.consensus([reply.data["logits"] for reply in replies.values()], ctx)
         server.memory["answered"] = list(replies)
-        server.memory["subset_seed"] = subset_seed(ctx)
+        note_subset(server, subset_seed(ctx))
 
     def consensus(self, answers: Sequence[Tensor], ctx: Context) -> Tensor:
         """Return what clients digest: here the mean; methods built on FedMD change it."""
@@ -121,8 +120,7 @@ class FedMD(Method):
 
     def local(self, client: Party, step: Step, ctx: Context) -> Local:
         """Pre-train; tell logits; digest their mean; revisit private data."""
-        if "subset_seed" in client.inbox.meta:
-            client.memory["subset_seed"] = int(client.inbox.meta["subset_seed"])
+        hear_subset(client)
         if step.name == PRETRAIN.name:
             yield from self.pretrain(client, ctx)
         elif step.name == LOGITS.name:
@@ -177,9 +175,7 @@ class FedMD(Method):
 
     def public_subset(self, party: Party) -> Samples:
         """Return this round's public samples: the same rows, in the same order, for every party."""
-        rng = torch.Generator().manual_seed(party.memory["subset_seed"])
-        size = min(self.subset, len(party.public))
-        return party.public.select(torch.randperm(len(party.public), generator=rng)[:size])
+        return public_subset(party, self.subset)
 
     # --- prediction ---
 
@@ -207,8 +203,3 @@ def label_shift(ctx: Context) -> dict[str, Tensor]:
 def shifted_labels(client: Party, ctx: Context) -> Tensor | None:
     """Return private labels as places among the outputs, where public ones come before them (None: they do not)."""
     return client.train.labels() + ctx.public_classes if ctx.public_classes else None
-
-
-def subset_seed(ctx: Context) -> int:
-    """Return the seed of this round's public subset."""
-    return seed_of(ctx.seed, "public-subset", ctx.round)

@@ -36,6 +36,7 @@ from polyfed.core.party import ClientInfo, Context, Party
 from polyfed.core.passes import logits_of
 from polyfed.core.stage import Aux, Batch, Stage
 from polyfed.core.statistics import collect_statistics
+from polyfed.core.subset import known_subset
 from polyfed.core.views import largest_first
 from polyfed.methods.fedmd import DIGEST, LOGITS, PRETRAIN, REVISIT, FedMD, public_loss
 from polyfed.models import build
@@ -157,7 +158,7 @@ class FedMDGlobal(FedMD):
             yield replace(stage, loss=self.lwof_loss, columns={"copy": copy})
         else:
             yield from super().revisit(client, ctx)
-        if self.bn_recalibrate and "subset_seed" in client.memory:
+        if self.bn_recalibrate and known_subset(client) is not None:
             collect_statistics(client.main, self.public_subset(client), self.digest_batch or ctx.training.batch_size)
         return None
 

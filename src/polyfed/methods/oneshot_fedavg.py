@@ -25,8 +25,8 @@ from polyfed.core.method import Local, Plan, Step
 from polyfed.core.nets import frozen_names
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, state_of
 from polyfed.core.stage import Aux, Batch, Stage
-from polyfed.methods.ensemble import l1_norm
 from polyfed.methods.fedavg import FedAvg
+from polyfed.ops.distance import l1_norm
 
 
 @dataclass(frozen=True)

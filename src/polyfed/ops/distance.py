@@ -26,6 +26,12 @@ def l2(student: Tensor, teacher: Tensor) -> Tensor:
     return F.mse_loss(student, teacher)
 
 
+def l1_norm(parameters: Mapping[str, Tensor]) -> Tensor:
+    """Return the sum of absolute values over all parameters."""
+    sums = [parameter.abs().sum() for parameter in parameters.values()]
+    return torch.stack(sums).sum() if sums else torch.tensor(0.0)  # a learner has none
+
+
 def soft_cross_entropy(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
     """Return `-sum_j p_j log q_j`, p from the teacher's logits and q from the student's, mean over the batch."""
     target = torch.softmax(teacher / temperature, dim=1)
