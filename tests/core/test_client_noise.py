@@ -12,7 +12,7 @@ from polyfed.core.clientnoise import KEPT, noisy_mean, planned
 from polyfed.core.dpsgd import Source
 from polyfed.core.errors import InputError
 from polyfed.core.privacy import Privacy, check_privacy, epsilon_of
-from polyfed.core.robust import Common
+from polyfed.core.replies import Common
 from polyfed.core.settings import Training
 from polyfed.methods import make
 from polyfed.methods.fedavg import FedAvg

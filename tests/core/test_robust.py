@@ -9,7 +9,8 @@ from polyfed.api import prepare
 from polyfed.core.errors import InputError, TrainingError
 from polyfed.core.message import Message
 from polyfed.core.method import Step
-from polyfed.core.robust import Common, check_rule, combined, finite_only, geometric_median
+from polyfed.core.replies import Common
+from polyfed.core.robust import check_rule, combined, finite_only, geometric_median
 from polyfed.core.settings import Settings, Training
 from polyfed.core.trust import RULES, Rule, Trust
 from polyfed.methods.ams import AMS

@@ -19,8 +19,8 @@ from polyfed.core.message import Message
 from polyfed.core.method import Method, Step
 from polyfed.core.party import ClientInfo, Context, Party, PartyData
 from polyfed.core.places import Place, kind_of
+from polyfed.core.replies import rebuilt, reference_of, tabled
 from polyfed.core.rng import generator
-from polyfed.core.robust import rebuilt, reference_of, tabled
 from polyfed.core.samples import Samples
 from polyfed.core.trust import IN_DATA, Attack
 

@@ -26,7 +26,7 @@ from polyfed.core.message import Message
 from polyfed.core.method import Method
 from polyfed.core.party import Blueprint, Context, Party
 from polyfed.core.privacy import BudgetSpent, Privacy, Spent, added, epsilon_of
-from polyfed.core.robust import (
+from polyfed.core.replies import (
     Common,
     held_by,
     held_entries,

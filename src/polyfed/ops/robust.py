@@ -1,7 +1,7 @@
 """Means of vectors that a few false ones cannot move far.
 
 First what methods use by themselves, on answers [clients, samples, outputs]; then the rules of `--robust` on values
-[clients, entries], of which a client may hold only some (`core/robust.py` puts replies into that form).
+[clients, entries], of which a client may hold only some (`core/replies.py` puts replies into that form).
 """
 
 from __future__ import annotations
