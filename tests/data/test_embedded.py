@@ -41,9 +41,9 @@ def test_ten_people_learn_exercises_from_their_watches():
 def test_three_looks_of_digits_from_sets_of_this_shape(tmp_path, monkeypatch):
     import numpy as np
 
-    from polyfed.data import sources
+    from polyfed.data import named
 
-    real = sources._known
+    real = named.by_name
 
     def small(name, *rest):
         if name == "digits":
@@ -52,8 +52,8 @@ def test_three_looks_of_digits_from_sets_of_this_shape(tmp_path, monkeypatch):
         x = np.full(shape, 255 if name == "mnist" else 128, dtype=np.uint8)
         return pf.load((x, np.arange(20) % 10), test=(x, np.arange(20) % 10))
 
-    monkeypatch.setattr(sources, "_known", small)
-    data = sources.domains(("digits", "mnist", "svhn"), {}, 0, sources.Store(None))
+    monkeypatch.setattr(named, "by_name", small)
+    data = named.domains(("digits", "mnist", "svhn"), {}, 0, named.Store(None))
     assert data.input_shape == (1, 16, 16) and len(data.train) == 60 and data.columns["domain"][20] == "mnist"
     assert int(data.train.x[20:40].min()) == 255 and int(data.train.x[40:].max()) == 128
     assert int(data.train.x[:20].max()) == 255  # 16 of digits

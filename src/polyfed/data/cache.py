@@ -10,6 +10,7 @@ import re
 import time
 import uuid
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,14 @@ class Store:
         except (OSError, SafetensorError, KeyError, TypeError, ValueError):
             pass  # damaged: it is built again and replaced
         return None
+
+    def kept(self, name: str, key: str, make: Callable[[], Dataset]) -> Dataset:
+        """Return the data set that is here, or make it and keep it."""
+        dataset = self.read(name, key)
+        if dataset is None:
+            dataset = make()
+            self.write(dataset, name, key)
+        return dataset
 
     def write(self, dataset: Dataset, name: str, key: str) -> None:
         """Keep a data set. The file appears complete or not at all; a failure is a warning, not an error."""

@@ -5,37 +5,29 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from polyfed.core.errors import InputError, unknown
 from polyfed.core.own_code import imported, is_reference, own_code
 from polyfed.core.plugins import plugins
-from polyfed.core.samples import Scaling
 from polyfed.core.task import CLASSIFICATION, Task, as_task
 from polyfed.data import hub
 from polyfed.data.assemble import from_pictures, from_tables, pictures_in, put_together
 from polyfed.data.cache import Store, files_key, name_key
 from polyfed.data.catalog import (
-    DOMAINS,
-    EMBEDDED,
     KNOWN,
     TEST_NAMES,
     TRAIN_NAMES,
-    Known,
-    folder_name,
     in_data_root,
     split_files,
 )
-from polyfed.data.columns import Part, kind_of
+from polyfed.data.columns import kind_of
 from polyfed.data.dataset import Dataset
-from polyfed.data.decode import fit_images
 from polyfed.data.form import Form
+from polyfed.data.named import PathLike, by_name
 from polyfed.data.objects import part_of
 from polyfed.data.subsets import only_classes, subset
 from polyfed.data.tables import read_table
@@ -44,8 +36,6 @@ FILES = (".parquet", ".csv", ".tsv", ".json", ".jsonl", ".npy", ".npz", ".txt", 
 SOME_CLASSES = re.compile(r"(\w+(?::\w+)?)/(\d+)-(\d+)")  # fashion_mnist/5-9: the classes 5 to 9, numbered from 0
 KINDS = ("image", "signal", "table", "text", "tokens")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-
-PathLike = str | os.PathLike[str]
 
 
 def load(
@@ -148,10 +138,10 @@ def load(
         raise InputError(f"'{source}' brings its own test part: leave out test, or give the path of a file or folder.")
     some = SOME_CLASSES.fullmatch(source) if isinstance(source, str) else None
     if some and some[1] in KNOWN:
-        whole = _known(some[1], path, options, seed, store)
+        whole = by_name(some[1], path, options, seed, store)
         dataset = only_classes(whole, int(some[2]), int(some[3]))
     elif isinstance(source, str) and source in KNOWN:
-        dataset = _known(source, path, options, seed, store)
+        dataset = by_name(source, path, options, seed, store)
     elif isinstance(source, str) and source in plugins("data"):
         dataset = _from_package(source)
     elif isinstance(source, str | os.PathLike) and Path(source).expanduser().exists():
@@ -218,46 +208,6 @@ def _from_objects(source: Any, test: Any, options: dict[str, Any], seed: int) ->
     return put_together("own data", train_part, test_part, options, seed)
 
 
-def _known(name: str, path: PathLike | None, options: dict[str, Any], seed: int, store: Store) -> Dataset:
-    known = KNOWN[name]
-    if name == "digits":
-        return _cached(store, name, name_key(name, options), lambda: _digits(options, seed))
-    if name == "digit_domains":
-        return domains(DOMAINS, options, seed, store)
-    if known.files:
-        tables = [[EMBEDDED / f"{file}.parquet"] for file in known.files]
-        key = files_key([file for part in tables for file in part], {"name": name, "seed": seed, **_plain(options)})
-        return _cached(
-            store, name, key, lambda: from_tables(name, [read_table(part) for part in tables], options, seed, known)
-        )
-    folder = Path(path).expanduser() if path is not None else in_data_root(name)
-    if folder is None:
-        key = name_key(name, options)
-        return _cached(store, name, key, lambda: _download(name, known, options, seed))
-    train, test = split_files(folder, TRAIN_NAMES), split_files(folder, (known.test, *TEST_NAMES))
-    for part, found in (("train", train), (known.test, test)):
-        if not found:
-            raise InputError(f"{folder} has no {part}.parquet, which the data set '{name}' needs: add it there.")
-    key = files_key([*train, *test], {"name": name, **options})
-    return _cached(
-        store, name, key, lambda: from_tables(name, [read_table(train), read_table(test)], options, seed, known)
-    )
-
-
-def _download(name: str, known: Known, options: dict[str, Any], seed: int) -> Dataset:
-    assert known.hub is not None
-    try:
-        tables = hub.fetch(known.hub, known.config, known.revision, known.test)
-    except hub.NotOnThisMachine as error:
-        raise InputError(
-            f"The data set '{name}' is not on this machine and could not be downloaded ({error}): put train.parquet "
-            f"and {known.test}.parquet into the folder {folder_name(name)} below the one that POLYFED_DATA names, "
-            "or give the path of such a folder instead of the name, "
-            f"or connect to the internet so that it can be fetched once from the Hugging Face Hub ({known.hub})."
-        ) from error
-    return from_tables(name, tables, options, seed, known)
-
-
 def _from_hub(source: str, path: PathLike | None, options: dict[str, Any], seed: int, store: Store) -> Dataset:
     if source.endswith(FILES) or source.startswith((".", "/", "~")) or "\\" in source:
         raise InputError(f"There is no file or folder {source}: check the path.")
@@ -279,7 +229,7 @@ def _from_hub(source: str, path: PathLike | None, options: dict[str, Any], seed:
             ) from error
         return from_tables(source, tables, options, seed)
 
-    return _cached(store, source, name_key(source, {**options, "seed": seed}), fetch)
+    return store.kept(source, name_key(source, {**options, "seed": seed}), fetch)
 
 
 def _from_path(source: Path, test: Any, options: dict[str, Any], seed: int, store: Store) -> Dataset:
@@ -304,7 +254,7 @@ def _from_path(source: Path, test: Any, options: dict[str, Any], seed: int, stor
         )
     files = [file for part in pictures for group in part.values() for file in group]
     key = files_key(files, {"seed": seed, **options})
-    return _cached(store, name, key, lambda: from_pictures(name, pictures[0], pictures[1], options, seed))
+    return store.kept(name, key, lambda: from_pictures(name, pictures[0], pictures[1], options, seed))
 
 
 def _files_of(source: Path | None) -> list[Path]:
@@ -318,52 +268,7 @@ def _from_files(
 ) -> Dataset:
     key = files_key([*train, *test], {"train": len(train), "seed": seed, **options})
     files = [train, test] if test else [train]
-    return _cached(store, name, key, lambda: from_tables(name, [read_table(part) for part in files], options, seed))
-
-
-def _cached(store: Store, name: str, key: str, make: Callable[[], Dataset]) -> Dataset:
-    dataset = store.read(name, key)
-    if dataset is None:
-        dataset = make()
-        store.write(dataset, name, key)
-    return dataset
-
-
-def _digits(options: dict[str, Any], seed: int) -> Dataset:
-    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
-
-    content = load_digits()
-    order = np.random.RandomState(0).permutation(len(content.target))  # NumPy promises this stream for good
-    x = torch.from_numpy(content.images.astype(np.uint8)[order][:, None].copy())
-    y = content.target[order]
-    parts = [Part(x[rows], y[rows], None, {}) for rows in (slice(0, 1400), slice(1400, None))]
-    return put_together("digits", parts[0], parts[1], options, seed, Scaling(divisor=16.0))
-
-
-def _plain(options: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what no key can hold."""
-    return {key: value for key, value in options.items() if key not in ("tokenizer", "form")}
-
-
-def domains(names: Sequence[str], options: dict[str, Any], seed: int, store: Store) -> Dataset:
-    """Put sets of the same classes together, as many samples of each, as grey images of 16x16 pixels.
-
-    The column `domain` says where a training row comes from: the labels mean the same, the images look different.
-    """
-    sets = [_known(name, None, {}, seed, store) for name in names]
-    numbers = [min(len(part) for part in parts) for parts in zip(*((s.train, s.test) for s in sets), strict=True)]
-    sets = [subset(whole, (numbers[0], numbers[1]), seed) for whole in sets]
-    parts = []
-    for part in ("train", "test"):
-        images, labels = [], []
-        for whole in sets:
-            samples = getattr(whole, part)
-            x = samples.x[samples.rows()].float() * (255 / samples.scaling.divisor)
-            images.append(fit_images(x, (1, 16, 16), whole.name).round().clamp(0, 255).to(torch.uint8))
-            labels.append(samples.labels().numpy())
-        parts.append(Part(torch.cat(images), np.concatenate(labels), None, {}))
-    parts[0] = replace(parts[0], columns={"domain": np.repeat(list(names), numbers[0])})
-    return put_together("digit_domains", parts[0], parts[1], {"num_classes": 10, **options}, seed)
+    return store.kept(name, key, lambda: from_tables(name, [read_table(part) for part in files], options, seed))
 
 
 def _kind(kind: str | None) -> str | None:
