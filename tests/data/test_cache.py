@@ -8,13 +8,13 @@ import time
 import pytest
 import torch
 
-from polyfed.data import cache, load, tables
+from polyfed.data import cache, columns, load
 
 
 @pytest.fixture
 def forbid_decoding(monkeypatch):
     def forbid():
-        monkeypatch.setattr(tables, "decode_images", lambda *_, **__: pytest.fail("decoded again"))
+        monkeypatch.setattr(columns, "decode_images", lambda *_, **__: pytest.fail("decoded again"))
 
     return forbid
 
