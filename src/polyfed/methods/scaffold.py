@@ -9,7 +9,7 @@ Deviations:
     Replies carry the trained weights, not their difference to the received ones: the same numbers in the mean.
     The paper's option II reads the new c_k off the distance travelled, which is a gradient only for plain SGD. With
     momentum, weight decay, clipping or Adam the mean of the gradients themselves is used (`option="gradient"`; equal
-    to option II for plain SGD), and option II is refused.
+    to option II for plain SGD at one learning rate, which II weighs them by), and option II is refused.
     With clients of several depths or widths every entry of c has the mean over the clients that hold it.
 """
 
