@@ -14,7 +14,8 @@ Deviations:
     In its first exchange a client has no previous network and takes the received one: L_con is then log 2 and its
     gradient 0, so that the first exchange is FedAvg's.
     With clients of several architectures both other networks are of the client's own: filled from the layers or slices
-    that it receives, and its own rest.
+    that it receives, and its own rest. With widths (`view="prefix"`, MOON-hetero of FedFD's tables) there is none of
+    HeteroFL's companions: scaler, static BatchNorm, mask.
 """
 
 from __future__ import annotations
