@@ -165,7 +165,7 @@ def alternatives(node: ast.AST, parent: ast.AST, fields: dict[str, str]) -> Iter
         which = ast.unparse(node.left) in WHICH_EXCHANGE
         if not which and (not isinstance(parent, ast.IfExp) or node is not parent.test):
             yield "condition", ast.Compare(node.left, [OPPOSITE[type(node.ops[0])]()], node.comparators)
-    elif isinstance(node, ast.IfExp):
+    elif isinstance(node, ast.IfExp) and not ast.unparse(node.test).startswith(WHICH_EXCHANGE):
         yield "choice", node.body
         yield "choice", node.orelse
     elif isinstance(node, ast.AugAssign):

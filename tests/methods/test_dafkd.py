@@ -52,6 +52,8 @@ def test_a_teacher_is_weighted_by_scores_sample_by_sample():
     torch.testing.assert_close(constant, answers.mean(0))  # FedDF's teacher
     ones = weighted_teacher(torch.ones(5, 4, 3), torch.rand(5, 4))
     torch.testing.assert_close(ones, torch.ones(4, 3))  # weights sum to one
+    tiny = weighted_teacher(torch.tensor([[[4.0]], [[8.0]]]), torch.tensor([[1e-35], [3e-35]]))
+    torch.testing.assert_close(tiny, torch.tensor([[7.0]]))  # also where nobody knows the sample at all
 
 
 def active(method, round=1, client=1, models=("mlp:1x8",)):

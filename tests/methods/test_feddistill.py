@@ -1,5 +1,7 @@
 """FedDistill: the acceptance properties of its spec."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from public_problem import exchange, federation, party, problem, same, states
@@ -80,7 +82,7 @@ def test_who_missed_the_round_learns_from_all_who_did_not():
 
 
 def test_the_loss_by_hand():
-    logits = torch.tensor([[0.0, 1.0, 2.0], [1.0, 1.0, 0.0], [2.0, 0.0, 0.0]])
+    logits = torch.tensor([[0.0, 1.0, 2.0], [1.0, 1.0, 0.0], [2.0, 0.0, 0.0]], requires_grad=True)
     y = torch.tensor([0, 2, 0])
     targets, known = torch.tensor([[3.0, 1.0, 0.0], [9.0, 9.0, 9.0], [0.0, 0.0, 0.0]]), torch.tensor([1.0, 1.0, 0.0])
     loss, sums = FedDistill(lam=0.5).distill_loss(
@@ -91,6 +93,21 @@ def test_the_loss_by_hand():
     torch.testing.assert_close(loss, F.cross_entropy(logits, y) + 0.5 * soft)
     assert sums["logits"].tolist() == [[2.0, 1.0, 2.0], [0.0, 0.0, 0.0], [1.0, 1.0, 0.0]]
     assert sums["counts"].tolist() == [2.0, 0.0, 1.0]
+    assert loss.requires_grad and not sums["logits"].requires_grad  # they would keep every step's graph
+
+
+def test_with_privacy_the_upload_is_the_means_that_got_noise(monkeypatch):
+    means = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 7.0, 7.0]])
+    counts = torch.tensor([2.0, 0.5, 0.0])  # with noise, too: no label 2
+    monkeypatch.setattr("polyfed.methods.feddistill.class_means_of", lambda *given: (means, counts))
+    run = federation(FedDistill())
+    run.ctx.privacy = SimpleNamespace(on=True)
+    work = run.method.local(party(run, 0), MAIN, run.ctx)
+    next(work)
+    with pytest.raises(StopIteration) as ended:
+        work.send(None)
+    told = ended.value.value.data
+    assert told["classes"].tolist() == [0, 1] and told["logits"].tolist() == [[1, 2, 3], [4, 5, 6]]
 
 
 def test_the_upload_is_the_mean_of_the_logits_seen_while_training():

@@ -49,6 +49,10 @@ def test_the_losses_by_hand():
     assert float(method.mentee_loss(pair(), BATCH, {})) == pytest.approx(math.log(4 / 3) + (of_mentor + hidden) / c)
     plain = FedKD(hidden_weight=0.0).mentor_loss(pair(), BATCH, {})
     assert float(plain) == pytest.approx(math.log(2.0) + of_mentee / 2 / c)
+    only = FedKD(distill_weight=0.0, hidden_weight=3.0).mentor_loss(pair(), BATCH, {})
+    assert float(only) == pytest.approx(math.log(2.0) + hidden / c)
+    certain = Stub(torch.tensor([[200.0, 0.0]]))  # both losses are exactly 0, and nothing is divided by them
+    assert float(FedKD(hidden_weight=0.0).mentor_loss({"main": certain, "proxy": certain}, BATCH, {})) == 0
 
 
 @pytest.mark.parametrize("detached", [True, False])

@@ -217,5 +217,5 @@ def noise_seed(ctx: Context) -> int:
 def weighted_teacher(answers: Tensor, scores: Tensor) -> Tensor:
     """Return Eq. (3) from logits `[K, N, C]` and scores `[K, N]`; equal weights where all scores are 0."""
     total = scores.sum(0)
-    weights = torch.where(total > 0, scores / total.clamp(min=1e-30), torch.full_like(scores, 1 / len(scores)))
+    weights = torch.where(total > 0, scores / total, torch.full_like(scores, 1 / len(scores)))
     return (weights.unsqueeze(2) * answers).sum(0)
