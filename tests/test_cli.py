@@ -51,6 +51,12 @@ def refused(*arguments, says, cwd=None):
     assert "Traceback" not in sentence
 
 
+@pytest.mark.parametrize("words", [("rnu",), ("keys", "inti"), ("form", "tel")])
+def test_a_command_that_there_is_not_is_corrected_once(words):
+    done = polyfed(*words)
+    assert done.returncode == 2 and done.stderr.lower().count("did you mean") == 1, done.stderr
+
+
 def test_help_does_not_import_torch():
     code = "import sys; from polyfed.cli import app; print('torch' in sys.modules, 'pydantic' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -65,21 +65,37 @@ def test_page(page, tmp_path, monkeypatch, fewer_digits):
         exec(compile(block, f"{page.name} block {number}", "exec"), namespace)
 
 
-def test_every_public_name_is_in_the_reference():
+@pytest.fixture
+def site(monkeypatch):
+    """The folder of what generates the site, on the path."""
+    monkeypatch.syspath_prepend(ROOT / "docs" / "_site")
+
+
+def test_every_public_name_is_in_the_reference(site):
     """The site's pages are made from the stub; its build fails where one is not found."""
+    import names
+
     import polyfed
 
-    sys.path.insert(0, str(ROOT / "docs" / "_site"))
-    try:
-        import names
-    finally:
-        sys.path.pop(0)
     text = "".join(names.pages().values())
     for name in polyfed.__all__:
         path = names.public()[name]
         assert f"::: {path}\n" in text
         module, _, attribute = path.rpartition(".")
         assert getattr(importlib.import_module(module), attribute) is getattr(polyfed, name)
+
+
+def test_names_that_share_a_description_keep_their_types_in_the_reference(site):
+    """The reader of docstrings gave `training` the type and default of `rounds`, where both stand in one line."""
+    griffe = pytest.importorskip("griffe")
+    from grouped import Apart
+
+    made = griffe.load(
+        "polyfed.api", search_paths=[ROOT / "src"], docstring_parser="numpy", extensions=griffe.load_extensions(Apart)
+    )
+    parameters = next(part for part in made["run"].docstring.parsed if part.kind.value == "parameters").value
+    told = {one.name: (str(one.annotation), one.value) for one in parameters}
+    assert told["rounds"] == ("int", "10") and told["training"] == ("Training | None", "None")
 
 
 def test_every_public_name_is_in_the_documentation():

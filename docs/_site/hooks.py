@@ -20,7 +20,7 @@ import names  # noqa: E402
 
 FROM_ROOT = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 DIRECTORIES = ("methods", "reproductions", "reference", "decisions", "notebooks")
-WIDE = ("explanation/beside-others.md",)  # pages whose tables get the room of the table of contents
+ALONE = ("README.md", "gallery.md")  # pages beside which there is nothing to choose from
 
 
 def on_config(config: Any) -> Any:
@@ -81,7 +81,15 @@ def _moved(text: str) -> str:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Add what a method's class tells to its page, and point links to the root at the site's pages."""
-    page.meta["hide"] = ["toc"] if page.file.src_uri in WIDE else []
+    page.meta["hide"] = ["navigation"] if page.file.src_uri in ALONE else []
+    if "```mermaid" in markdown:
+        raise PluginError(f"{page.file.src_uri}: mermaid is drawn by a script from elsewhere; draw with characters.")
+    if page.file.src_uri == "gallery.md":
+        markdown += gallery.previews()
+    if page.file.src_uri == "methods/README.md":  # pages that only the site has
+        for name in glance.generated():
+            stem = Path(name).stem
+            markdown = markdown.replace(f"| `{stem}` |", f"| [`{stem}`]({stem}.md) |")
     for source, target in FROM_ROOT.items():
         up = "../" * page.file.src_uri.count("/")
         markdown = markdown.replace(f"](../{up}{source})", f"]({up}{target})")

@@ -74,6 +74,15 @@ def test_a_page_has_all_its_parts_and_all_options_of_the_method_itself(page):
 
 def test_the_list_of_methods_says_of_each_what_its_class_says():
     text = (PAGES / "README.md").read_text()
-    listed = re.findall(r"^\| `(\w+)` \| `pf\.(\w+)` \| (.*?) \| (.*?) \| .*\|$", text, re.M)
+    listed = re.findall(r"^\| \[?`(\w+)`(?:\]\(\w+\.md\))? \| `pf\.(\w+)` \| (.*?) \| (.*?) \|$", text, re.M)
     known = {name: (kind.__name__, kind.paper, kind.sends) for name, kind in methods.registry().items()}
     assert {name: tuple(more) for name, *more in listed} == known
+
+
+@pytest.mark.parametrize("page", sorted(p.stem for p in PAGES.glob("*.md") if p.stem != "README"))
+def test_a_page_says_how_to_run_the_method_and_what_it_costs(page):
+    """In bytes, by a formula, or in words where it depends on a network."""
+    text = (PAGES / f"{page}.md").read_text()
+    assert "```sh\npolyfed run" in text
+    cost = re.search(r"^## Cost\n(.*?)(?=^## |\Z)", text, re.M | re.S)
+    assert cost and "byte" in cost[1].lower(), "no cost in bytes"
