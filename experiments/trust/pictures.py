@@ -21,7 +21,9 @@ def heat(
 ) -> Path:
     """Draw points lost as a table of colors: the darker, the more; grey where nothing was measured."""
     with plt.rc_context(LOOK):
-        figure, axes = plt.subplots(figsize=(max(4.2, 1.6 + 0.8 * len(columns)), 0.9 + 0.36 * len(rows)), layout="constrained")
+        figure, axes = plt.subplots(
+            figsize=(max(4.2, 1.6 + 0.8 * len(columns)), 0.9 + 0.36 * len(rows)), layout="constrained"
+        )
         values = [[cells.get((row, column), float("nan")) for column in columns] for row in rows]
         colors = plt.get_cmap("Oranges").with_extremes(bad="#dddddd")
         axes.imshow(values, cmap=colors, vmin=0, vmax=WORST, aspect="auto")

@@ -8,10 +8,9 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-from safetensors.torch import save
 from torch import nn
 
-from polyfed.core.checkpoint import pack_tree, write_atomic, write_json
+from polyfed.core.checkpoint import pack_tree, state_file, write_atomic, write_json
 from polyfed.core.cost import DOWN, UP, CostMeter
 from polyfed.core.errors import InputError
 from polyfed.core.learner import Learner
@@ -205,8 +204,7 @@ class Result:
                 blob = model_file(model.state_dict(), {} if self.use is None else about_one(self.use, client))
             write_atomic(directory / "models" / f"client-{client}.safetensors", blob)
         if self.server_model is not None:
-            state = {name: tensor.contiguous() for name, tensor in self.server_model.state_dict().items()}
-            write_atomic(directory / "models" / "server.safetensors", save(state))
+            write_atomic(directory / "models" / "server.safetensors", state_file(self.server_model.state_dict()))
         if self.use is not None:
             write_json(directory / "models" / "inputs.json", self.use)
         write_json(directory / "result.json", self.summary())

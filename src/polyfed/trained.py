@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from polyfed.build import make_module
 from polyfed.config import read_config
-from polyfed.core.blob import blob_of
-from polyfed.core.checkpoint import read_json, read_tree
+from polyfed.core.checkpoint import read_json, read_tree, state_file
 from polyfed.core.errors import InputError, RunDirectoryError
 from polyfed.core.learner import Learner
 from polyfed.core.party import PartyData
@@ -88,7 +87,7 @@ def name_of(model: ModelSpec) -> str | None:
 
 def model_file(state: Mapping[str, Tensor], about: Mapping[str, Any]) -> bytes:
     """Return a model as one file: its tensors by name, and what is needed to use it."""
-    return blob_of(((name, tensor.contiguous()) for name, tensor in state.items()), {KEY: json.dumps(about)})
+    return state_file(state, {KEY: json.dumps(about)})
 
 
 def about_one(use: Mapping[str, Any], client: int) -> dict[str, Any]:

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import load, save, save_file
 
 from polyfed.core.blob import DTYPES, all_finite, blob_bytes, blob_of
-from polyfed.core.checkpoint import pack_tree, read_tree
-from polyfed.core.errors import RunDirectoryError
+from polyfed.core.checkpoint import pack_tree, read_tree, state_file
+from polyfed.core.errors import InputError, RunDirectoryError
+from polyfed.core.weights import read_state
 
 WORDS = {"meta": '{"a": "ü"}'}
 
@@ -51,3 +52,23 @@ def test_a_tree_is_read_from_its_file_and_a_damaged_one_is_named(tmp_path):
         path.write_bytes(content)
         with pytest.raises(RunDirectoryError, match=r"tree.safetensors is damaged"):
             read_tree(path)
+
+
+def test_a_damaged_model_file_is_named_and_files_of_others_need_no_checksum(tmp_path):
+    path, state = tmp_path / "model.safetensors", {"a": torch.arange(12.0).view(3, 4), "b": torch.ones(2).t()}
+    sound = state_file(state, {"polyfed": "{}"})
+    for place in range(len(sound)):
+        damaged = bytearray(sound)
+        damaged[place] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        try:
+            found = read_state(path)  # only if it was the word "checksum" itself: then all else is as it was
+        except InputError as error:
+            assert str(path) in str(error)
+        else:
+            assert b"checksum" not in damaged
+            assert found.keys() == state.keys() and all(torch.equal(found[name], state[name]) for name in state)
+    path.write_bytes(sound)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in read_state(path).items())
+    save_file({"a": state["a"]}, path)
+    assert torch.equal(read_state(path)["a"], state["a"])

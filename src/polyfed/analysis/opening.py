@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from polyfed.config import Config
 from polyfed.core.checkpoint import read_tree
 from polyfed.core.errors import InputError, RunDirectoryError
 from polyfed.core.learner import Learner
+from polyfed.core.weights import read_state
 from polyfed.data import Clients
 from polyfed.engines.inprocess import InProcess
 from polyfed.models.contract import evaluating
@@ -67,7 +67,7 @@ def open_run(path: str | Path) -> OpenedRun:
             assert isinstance(backend, InProcess)
             model.recall(read_tree(file), backend.store.data[client], client)
         else:
-            model.load_state_dict(load_file(file))
+            model.load_state_dict(read_state(file))
     names = {client: info.architecture for client, info in infos.items()}
     return OpenedRun(path, config.label, config.seed, config, clients, models, names)
 

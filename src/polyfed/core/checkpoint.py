@@ -134,6 +134,18 @@ def read_tree(path: Path) -> Tree:
         raise RunDirectoryError(f"{path} is damaged ({error}): restore it or start the run again.") from error
 
 
+def state_file(state: Mapping[str, Tensor], words: Mapping[str, str] | None = None) -> bytes:
+    """Return tensors by name, and words, as one safetensors blob with a checksum of both; `read_state` reads it."""
+    words, tensors = dict(words or {}), {name: tensor.detach().contiguous() for name, tensor in state.items()}
+    return blob_of(tensors.items(), {**words, CHECKSUM: sum_of_state(words, tensors)})
+
+
+def sum_of_state(words: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    """Return the checksum of a file of tensors by name."""
+    own = {key: value for key, value in words.items() if key != CHECKSUM}
+    return _sum_of_tree(json.dumps(own, sort_keys=True), tensors)
+
+
 def _checked_tree(words: dict[str, str], tensors: dict[str, Tensor]) -> Tree:
     if words[CHECKSUM] != _sum_of_tree(words["tree"], tensors):
         raise ValueError("wrong checksum")

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from polyfed.core.checkpoint import CHECKSUM, sum_of_state
 from polyfed.core.errors import InputError
 
 TORCH = (".pt", ".pth", ".bin", ".ckpt")
@@ -27,9 +27,14 @@ def read_state(path: Path) -> dict[str, Tensor]:
     """
     if path.suffix not in TORCH:
         try:
-            return load_file(path)
+            with safe_open(path, framework="pt") as file:
+                words = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (OSError, SafetensorError) as error:
             raise InputError(f"Cannot read {path} ({error}): give a safetensors file of a trained network.") from error
+        if CHECKSUM in words and words[CHECKSUM] != sum_of_state(words, tensors):  # files of others have none
+            raise InputError(f"{path} is damaged (wrong checksum): restore it, or write it again.")
+        return tensors
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:

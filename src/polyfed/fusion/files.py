@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save
 from torch import Tensor, nn
 
-from polyfed.core.checkpoint import read_json, write_atomic, write_json
+from polyfed.core.checkpoint import read_json, state_file, write_atomic, write_json
 from polyfed.core.errors import InputError
 from polyfed.core.shape import InputShape
 from polyfed.core.weights import fill, read_state
@@ -103,8 +102,7 @@ def _projected(network: nn.Module, projection: Sequence[Any] | None) -> nn.Modul
 def write_fused(fused: nn.Module, description: Mapping[str, Any], out: str | Path) -> None:
     """Write `<out>.safetensors` and `<out>.json`, which says how to build the module again."""
     base = _base(out)
-    state = {name: tensor.detach().contiguous().clone() for name, tensor in fused.state_dict().items()}
-    write_atomic(base.with_name(f"{base.name}.safetensors"), save(state))
+    write_atomic(base.with_name(f"{base.name}.safetensors"), state_file(fused.state_dict()))
     write_json(base.with_name(f"{base.name}.json"), {"format": FORMAT, **description})
 
 
