@@ -119,7 +119,7 @@ def test_the_loss_falls_to_near_zero_on_prototypes_that_are_apart_and_training_g
     assert losses == sorted(losses, reverse=True) and losses[-1] < 0.01
 
 
-@pytest.mark.parametrize("collect", ["after", "training"])
+@pytest.mark.parametrize("collect", ["after", "before", "training"])
 def test_the_wire_is_that_of_fedproto(collect):
     ours = federation(FedTGP(server_epochs=1, collect=collect), rounds=2)
     plain = federation(FedProto(), rounds=2)
@@ -141,6 +141,22 @@ def test_clients_pull_towards_the_trained_prototypes_and_predict_by_the_nearest(
     torch.testing.assert_close(pull - plain, 10 * (z - trained[client.train.labels()]).pow(2).mean())
     scores = run.method.predict(client, client.train.inputs(), run.ctx)
     torch.testing.assert_close(scores, -torch.cdist(z, trained))
+
+
+def test_the_released_way_tells_the_prototypes_of_the_network_before_its_training():
+    before, after = (federation(FedTGP(server_epochs=0, collect=way)) for way in ("before", "after"))
+    for run, trained in ((before, False), (after, True)):
+        client = run.backend.store.open(1, run.ctx, scratch=True)
+        start = run.ctx.blueprints[client.architecture].initial
+        work = run.method.local(client, run.plan.round[0], run.ctx)
+        next(work)
+        client.main.load_state_dict({name: 2 * tensor for name, tensor in start.items()})  # in place of the training
+        with pytest.raises(StopIteration) as finished:
+            work.send(None)
+        with torch.no_grad():
+            z = client.main.features(client.train.inputs())
+        mean = z[client.train.labels() == 0].mean(0)
+        assert torch.allclose(finished.value.value.data["prototypes"][0], mean, atol=1e-5) == trained
 
 
 @pytest.mark.parametrize(
