@@ -17,7 +17,7 @@ from polyfed.reproduce.entries import Case, Entry
 from polyfed.reproduce.figures import analyzed, draw
 from polyfed.reproduce.quantities import curve_of, held_accuracy, values_of
 from polyfed.reproduce.results import Measured, Result, read_result, write_result
-from polyfed.terminal.progress import Place
+from polyfed.terminal.progress import Guessed, Place
 
 Observer = Callable[[dict[str, Any]], None]
 Watch = Callable[[Config, str, Place], Sequence[Observer]]  # configuration, case, place among all runs
@@ -163,8 +163,8 @@ def _run(
         clock.check(plan.guess(case, config.label, config))
         missing = plan.todo()
         after = sum(plan.guess(c, label, config) for c, _, label in missing[1:])
-        number = total - len(missing) + 1
-        seen = watch(config, case.name, replace(place, number=number, total=total, after=after)) if watch else ()
+        place = replace(place, number=total - len(missing) + 1, total=total, ahead=Guessed(after))
+        seen = watch(config, case.name, place) if watch else ()
         return [*seen, lambda _line: clock.check()]
 
     try:

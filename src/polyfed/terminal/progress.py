@@ -109,6 +109,18 @@ class Ahead:
         return max(*lefts, (sum(lefts) + rest) / self.at_once)
 
 
+class Guessed(Ahead):
+    """How long several runs will take, where somebody has guessed how long those to come will."""
+
+    def __init__(self, rest: float) -> None:
+        super().__init__(())
+        self.seconds_to_come = rest
+
+    def left(self, number: int, spent: float, left: float) -> float:
+        """Return the seconds until all have ended: what is left of this one, and those to come."""
+        return left + self.seconds_to_come
+
+
 class PlainProgress:
     """An observer of a run that prints one line a round: accuracy, bytes, time left."""
 
