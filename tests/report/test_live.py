@@ -15,7 +15,7 @@ from rich.console import Console
 
 import polyfed as pf
 from polyfed.terminal.live import LiveProgress, View, sparkline
-from polyfed.terminal.progress import Ahead, Place, PlainProgress, RemainingTime, duration
+from polyfed.terminal.progress import Ahead, Guessed, Place, PlainProgress, RemainingTime, duration
 from polyfed.terminal.stopping import Stopped, Stopper
 
 
@@ -290,3 +290,8 @@ def test_the_place_of_a_run_is_shown():
     screen = io.StringIO()
     Console(file=screen, width=80).print(View(10, "alpha", place=Place(2, 12)))
     assert screen.getvalue().startswith("run 2 of 12")
+
+
+def test_where_the_runs_to_come_were_guessed_their_time_is_added():
+    place = Place(2, 9, Guessed(60.0))
+    assert place.words(spent=5.0, left=30.0) == f"{duration(90.0)} left for all" and not place.words(5.0, None)
