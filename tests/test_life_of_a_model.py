@@ -94,7 +94,7 @@ def test_a_network_of_ones_own_is_asked_for(tmp_path):
     assert torch.equal(again.module.head.weight, result.models[0].head.weight)
 
 
-@pytest.mark.parametrize("format", ["safetensors", "torch", "onnx"])
+@pytest.mark.parametrize("format", ["safetensors", "torch", "torchscript", "onnx"])
 def test_export(hospitals, format, tmp_path):
     if format == "onnx":
         pytest.importorskip("onnxscript")
@@ -105,6 +105,8 @@ def test_export(hospitals, format, tmp_path):
         assert torch.equal(load_file(out)["head.bias"], model.module.head.bias)
     if format == "torch":
         assert torch.allclose(torch.export.load(out).module()(x), model.module(x))
+    if format == "torchscript":
+        assert torch.allclose(torch.jit.load(out)(x), model.module(x))
     if format == "onnx":
         import onnx
         from onnx.reference import ReferenceEvaluator
@@ -114,7 +116,7 @@ def test_export(hospitals, format, tmp_path):
         (name,) = [item.name for item in loaded.graph.input]
         found = ReferenceEvaluator(loaded).run(None, {name: x.numpy()})[0]
         assert np.allclose(found, model.module(x).detach().numpy(), atol=1e-5)
-    with pytest.raises(InputError, match="format is safetensors, torch or onnx"):
+    with pytest.raises(InputError, match="format is safetensors, torch, torchscript or onnx"):
         export(model, out, "pickle")
 
 

@@ -1,5 +1,6 @@
 # The public names and where they live. Type checkers read this file, and `__init__.py` imports from it on first use.
 from . import testing as testing
+from .adding import add_client as add_client
 from .api import resume as resume
 from .api import run as run
 from .compare import compare as compare

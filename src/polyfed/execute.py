@@ -169,6 +169,24 @@ def prolonged(out: str | Path, config: Config, rounds: int) -> Config:
     RunDirectoryError
         When a run with more rounds would have been another one from its beginning, or has a step after its last round.
     """
+    check_longer(out, config, rounds)
+    config = replace(config, rounds=rounds)
+    directory = RunDirectory.open(Path(out))
+    try:
+        directory.rewrite_config({**RunDirectory.read_config(Path(out)), **config.dump()})  # sites stay in it
+    finally:
+        directory.close()
+    return config
+
+
+def check_longer(out: str | Path, config: Config, rounds: int) -> None:
+    """Refuse more rounds where a run with them would have been another one from its beginning.
+
+    Raises
+    ------
+    RunDirectoryError
+        With the reason.
+    """
     plan = config.method.plan()
     reasons = {
         f"it has {config.rounds} already": rounds < config.rounds,
@@ -180,13 +198,6 @@ def prolonged(out: str | Path, config: Config, rounds: int) -> Config:
     for reason, holds in reasons.items():
         if holds:
             raise RunDirectoryError(f"The run in {out} cannot go on to {rounds} rounds: {reason}.")
-    config = replace(config, rounds=rounds)
-    directory = RunDirectory.open(Path(out))
-    try:
-        directory.rewrite_config({**RunDirectory.read_config(Path(out)), **config.dump()})  # sites stay in it
-    finally:
-        directory.close()
-    return config
 
 
 def _directory(out: str | Path | None, config: Config, resume: bool, groups: Mapping[str, str]) -> RunDirectory | None:

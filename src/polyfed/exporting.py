@@ -6,11 +6,13 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from polyfed.core.checkpoint import write_atomic
 from polyfed.core.errors import InputError
@@ -18,6 +20,8 @@ from polyfed.core.learner import Learner
 from polyfed.core.task import Regression
 from polyfed.data.columns import read_columns
 from polyfed.trained import TrainedModel, model_file
+
+FORMATS = ("safetensors", "torch", "torchscript", "onnx")
 
 
 def export(trained: TrainedModel, out: str | Path, format: str = "safetensors") -> Path:
@@ -30,8 +34,9 @@ def export(trained: TrainedModel, out: str | Path, format: str = "safetensors") 
     out
         The file to write.
     format
-        `safetensors` (the tensors by name, and for `load_model` how to use them), `torch` (`torch.export`, a `.pt2`
-        file) or `onnx` (needs the extra onnx).
+        `safetensors` (the tensors by name, and for `load_model` how to use them; the only one for learners, which
+        need the extra learners), `torch` (`torch.export`, a `.pt2` file), `torchscript` (for `torch.jit.load` and
+        C++) or `onnx` (needs the extra onnx).
 
     Raises
     ------
@@ -39,23 +44,23 @@ def export(trained: TrainedModel, out: str | Path, format: str = "safetensors") 
         If the format is unknown, or the network cannot be written in it.
     """
     out = Path(out)
-    if isinstance(trained.module, Learner):
-        raise InputError(
-            "This model is no network, so it has no tensors to write: load_model(...).module.estimators() gives what "
-            "was fitted."
-        )
-    if format not in ("safetensors", "torch", "onnx"):
-        raise InputError(f"format is safetensors, torch or onnx, not '{format}'.")
+    if format not in FORMATS:
+        raise InputError(f"format is {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, not '{format}'.")
+    if isinstance(trained.module, Learner) and format != "safetensors":
+        raise InputError(f"This model is no network, so it cannot be written as {format}: format is safetensors.")
     out.parent.mkdir(parents=True, exist_ok=True)
     if format == "safetensors":
-        write_atomic(out, model_file(trained.module.state_dict(), trained.about))
+        write_atomic(out, model_file(trained.module, trained.about))
         return out
     rows = torch.zeros(2, *trained.input_shape, dtype=torch.int64 if trained.input_shape.words else torch.float32)
     batch = {0: torch.export.Dim("batch")}
     try:
         if format == "torch":
-            program = torch.export.export(trained.module, (rows,), dynamic_shapes=(batch,))
-            torch.export.save(program, out)
+            content = BytesIO()
+            torch.export.save(torch.export.export(trained.module, (rows,), dynamic_shapes=(batch,)), content)
+            write_atomic(out, content.getvalue())
+        elif format == "torchscript":
+            write_atomic(out, _script(trained.module, rows))
         else:
             with _quiet("torch.onnx"):
                 torch.onnx.export(
@@ -73,6 +78,18 @@ def export(trained: TrainedModel, out: str | Path, format: str = "safetensors") 
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise InputError(f"This network cannot be written as {format} ({reason}).") from error
     return out
+
+
+def _script(module: nn.Module, rows: Tensor) -> bytes:
+    """Return a network as TorchScript, once it is sure that other numbers of rows go through it as through itself."""
+    content = BytesIO()
+    with _quiet("torch.jit"), torch.no_grad():
+        script = torch.jit.trace(module, rows, check_trace=False)
+        more = torch.ones(5, *rows.shape[1:], dtype=rows.dtype)
+        if not torch.allclose(script(more), module(more), atol=1e-5):
+            raise InputError("its steps depend on what it sees")
+        torch.jit.save(script, content)
+    return content.getvalue()
 
 
 def write_predictions(trained: TrainedModel, data: str | Path, out: str | Path) -> int:

@@ -201,7 +201,7 @@ class Result:
             if isinstance(model, Learner):  # what it was taught: from that, and its samples, it is fitted again
                 blob = pack_tree(model.lessons())
             else:
-                blob = model_file(model.state_dict(), {} if self.use is None else about_one(self.use, client))
+                blob = model_file(model, {} if self.use is None else about_one(self.use, client))
             write_atomic(directory / "models" / f"client-{client}.safetensors", blob)
         if self.server_model is not None:
             write_atomic(directory / "models" / "server.safetensors", state_file(self.server_model.state_dict()))

@@ -20,6 +20,7 @@ from polyfed.build import make_module
 from polyfed.config import read_config
 from polyfed.core.checkpoint import read_json, read_tree, state_file
 from polyfed.core.errors import InputError, RunDirectoryError
+from polyfed.core.kept import packed, unpacked
 from polyfed.core.learner import Learner
 from polyfed.core.party import PartyData
 from polyfed.core.samples import Scaling
@@ -85,8 +86,12 @@ def name_of(model: ModelSpec) -> str | None:
     return weights_of(model)[0] if isinstance(model, str) else None
 
 
-def model_file(state: Mapping[str, Tensor], about: Mapping[str, Any]) -> bytes:
-    """Return a model as one file: its tensors by name, and what is needed to use it."""
+def model_file(module: nn.Module, about: Mapping[str, Any]) -> bytes:
+    """Return a model as one file: its tensors by name (a learner's: as bytes), and what is needed to use it."""
+    state: Mapping[str, Tensor] = module.state_dict()
+    if isinstance(module, Learner):
+        state, seen = packed(module)
+        about = {**about, "learner": seen}
     return state_file(state, {KEY: json.dumps(about)})
 
 
@@ -100,7 +105,11 @@ def about_one(use: Mapping[str, Any], client: int) -> dict[str, Any]:
 
 
 def load_model(
-    run: str | Path, client: int | str | None = None, model: ModelSpec | None = None, tokenizer: Any = None
+    run: str | Path,
+    client: int | str | None = None,
+    model: ModelSpec | None = None,
+    tokenizer: Any = None,
+    clients: Clients | None = None,
 ) -> TrainedModel:
     """Load the model that a client of a finished run, or a site of a real federation, ended up with.
 
@@ -115,6 +124,8 @@ def load_model(
         file never decides which code runs.
     tokenizer
         The tokenizer of texts, where it was given as an object.
+    clients
+        The clients of the run, where these came from a script and the model is a learner, which is fitted again.
 
     Raises
     ------
@@ -124,18 +135,23 @@ def load_model(
     file, about = _find(Path(run), client)
     who = f"Client {about['name']} of {run}"
     spec = model if model is not None else about["model"]
-    if spec is None or (model is None and is_own(str(spec))):
+    task = from_description(about.get("task", [CLASSIFICATION.name]))
+    kept: list[Any] | None = about.get("learner")
+    if kept is None and (spec is None or (model is None and is_own(str(spec)))):
         called = f" ({spec})" if spec else ""
         raise RunDirectoryError(f"{who} had a network of your own{called}: pass what builds it (model=...).")
     shape, form = InputShape.load(about["input_shape"]), Form.load(about["form"])
     if tokenizer is not None:
         form = replace(form, words=Words.given(tokenizer))
     settings = about["outputs"], about["seed"], about["feature_dim"], about["feature_adapter"]
-    module = make_module(spec, str(spec), shape, *settings)
-    if isinstance(module, Learner):
-        fit_again(module, run, about["number"], file)
+    if kept is not None:
+        module: nn.Module = unpacked(read_state(file), kept, task, about["outputs"], str(file))
     else:
-        fill(module, read_state(file), f"{file}, read as {spec},")
+        module = make_module(spec, str(spec), shape, *settings)
+        if isinstance(module, Learner):
+            fit_again(module, run, about["number"], file, clients)
+        else:
+            fill(module, read_state(file), f"{file}, read as {spec},")
     scaling = about["scaling"]
     return TrainedModel(
         module.eval(),
@@ -143,12 +159,12 @@ def load_model(
         Scaling(tuple(scaling["mean"]), tuple(scaling["std"]), scaling["divisor"]),
         tuple(about["class_names"]),
         shape,
-        from_description(about.get("task", [CLASSIFICATION.name])),
+        task,
         about,
     )
 
 
-def fit_again(learner: Learner, run: str | Path, client: int, file: Path) -> None:
+def fit_again(learner: Learner, run: str | Path, client: int, file: Path, clients: Clients | None) -> None:
     """Fit the learner of a finished run again: to what it was taught, and the samples of its client.
 
     Raises
@@ -157,12 +173,12 @@ def fit_again(learner: Learner, run: str | Path, client: int, file: Path) -> Non
         If only the script of the run can make its data.
     """
     config = read_config(run)
-    if "data" in config.script:
+    if "data" in config.script and clients is None:
         raise RunDirectoryError(
             f"Client {client} of {run} had a learner, which is fitted again from the run's data, and that came from a "
-            "script: use result.models there."
+            "script: pass it (clients=...); what polyfed.exporting.export then writes needs no data any more."
         )
-    clients = config.data.load(config.seed)
+    clients = clients or config.data.load(config.seed)
     learner.recall(read_tree(file), PartyData(clients.client(client)[0], public=clients.public), client)
 
 
@@ -190,9 +206,15 @@ def _header(path: Path) -> dict[str, Any]:
 
     try:
         with safe_open(path, "pt") as file:
-            found = (file.metadata() or {}).get(KEY)
+            words = file.metadata() or {}
+            found = words.get(KEY)
     except (OSError, SafetensorError) as error:
         raise RunDirectoryError(f"Cannot read {path} ({error}): give a file that a site ended with.") from error
+    if found is None and "tree" in words:
+        raise RunDirectoryError(
+            f"{path} holds what a learner was taught, from which it is fitted again to the run's data: give the run's "
+            "directory and client=..., or a file that 'polyfed export' made of it."
+        )
     if found is None:
         raise RunDirectoryError(
             f"{path} holds tensors only, and not what is needed to use them: give the run's directory and client=..., "

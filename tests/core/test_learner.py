@@ -304,8 +304,10 @@ def test_a_finished_learner_is_fitted_again_from_what_it_was_taught(tmp_path):
     )
     (forest,) = trained.module.estimators()
     assert len(forest.estimators_) == 5
-    with pytest.raises(InputError, match="is no network, so it has no tensors to write"):
-        export(trained, tmp_path / "forest.safetensors")
+    with pytest.raises(InputError, match="is no network, so it cannot be written as onnx"):
+        export(trained, tmp_path / "forest.onnx", "onnx")
+    with pytest.raises(InputError, match="holds what a learner was taught"):
+        pf.load_model(run / "models" / "client-0.safetensors")
 
 
 def test_a_learner_of_other_samples_is_refused(tmp_path):

@@ -14,6 +14,7 @@ from polyfed.cli.about import register as register_about
 from polyfed.cli.federation import register as register_flower
 from polyfed.cli.options import Commands, Json, with_settings
 from polyfed.cli.reproduce import register as register_reproduce
+from polyfed.cli.trained import register as register_trained
 from polyfed.core.launch import rank
 from polyfed.terminal.tables import say
 
@@ -35,9 +36,6 @@ Set = Annotated[
 ]
 Log = Annotated[
     list[str] | None, typer.Option("--log", help="Also write to csv, tensorboard or mlflow. May be repeated.")
-]
-OwnModel = Annotated[
-    str | None, typer.Option("--model", help="What builds the network, where it is your own: package.module:function.")
 ]
 Scale = Annotated[str | None, typer.Option(help="Which [scales.NAME] table of the experiment file to use.")]
 
@@ -182,6 +180,34 @@ def resume(
 
 
 @app.command()
+def add(
+    directory: Annotated[Path, typer.Argument(help="The directory of a finished run; it stays as it is.")],
+    data: Annotated[str, typer.Option(help="The new client's data: a file, a folder or package.module:function.")],
+    model: Annotated[str, typer.Option(help="Its network or learner, such as mlp:2x64; =FILE behind it: weights.")],
+    rounds: Annotated[int, typer.Option(help="Go on to so many rounds in all.")],
+    out: Annotated[Path, typer.Option(help="A new directory, for the run with the new client.")],
+    name: Annotated[str | None, typer.Option(help="The new client's name.")] = None,
+    test: Annotated[str | None, typer.Option(help="Its own test data; else a fifth of its rows.")] = None,
+    label: Annotated[str | None, typer.Option(help="Its label column, where it is not called as in the run.")] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Let a new client join a finished run, which goes on with it in another directory."""
+    from polyfed.adding import add_client
+    from polyfed.config import read_config
+    from polyfed.terminal.live import watching
+
+    config = read_config(directory)
+    progress = Console(stderr=as_json, quiet=quiet)
+    with watching(progress, (), out, "the same command: it goes on where it stopped") as watch:
+        observers = watch(config.label, rounds, config.dump())
+        asked = {"model": model, "rounds": rounds, "out": out, "name": name, "test": test, "label": label}
+        result = add_client(directory, data, **asked, observers=observers)  # type: ignore[arg-type]
+    _report(out, progress)
+    _show(result, as_json)
+
+
+@app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Directories of runs or comparisons.")],
     out: Annotated[
@@ -221,45 +247,6 @@ def analyze(
 
     for line in look(name, runs, out, settings or []):
         say(Console(), line)
-
-
-@app.command()
-def export(
-    directory: Annotated[Path, typer.Argument(help="The directory of a finished run, or the file of a site's model.")],
-    out: Annotated[Path, typer.Option(help="The file to write.")],
-    client: Annotated[str | None, typer.Option(help="Of a run: number or name of the client.")] = None,
-    format: Annotated[str, typer.Option(help="safetensors | torch (torch.export) | onnx")] = "safetensors",
-    model: OwnModel = None,
-) -> None:
-    """Write the model of one client, or of a site, for use elsewhere."""
-    from polyfed.exporting import export as write
-
-    say(Console(), f"Wrote {write(_trained(directory, client, model), out, format)}")
-    if format == "safetensors":
-        say(Console(), f"Load it with polyfed.load_model('{out}'): it takes raw inputs.")
-    else:
-        say(Console(), "It takes inputs as polyfed.load_model(...).inputs(raw) makes them.")
-
-
-@app.command()
-def predict(
-    trained: Annotated[Path, typer.Argument(help="The file of a model (NAME.safetensors), or a finished run.")],
-    data: Annotated[Path, typer.Argument(help="New rows: a CSV or parquet file; of arrays, a .npy file.")],
-    out: Annotated[Path, typer.Option(help="The CSV file to write.")],
-    client: Annotated[str | None, typer.Option(help="Of a run: number or name of the client.")] = None,
-    model: OwnModel = None,
-) -> None:
-    """Predict for new rows with the model of a client or a site."""
-    from polyfed.exporting import write_predictions
-
-    rows = write_predictions(_trained(trained, client, model), data, out)
-    say(Console(), f"Wrote {rows} predictions to {out}")
-
-
-def _trained(place: Path, client: str | None, model: str | None) -> Any:
-    from polyfed.trained import load_model
-
-    return load_model(place, int(client) if client is not None and client.isdigit() else client, model)
 
 
 @app.command()
@@ -310,6 +297,7 @@ def fuse(
     say(console, f"Written to {out}; load it with polyfed.fusion.load_fused")
 
 
+register_trained(app)
 register_about(app)
 register_reproduce(app)
 register_flower(app)

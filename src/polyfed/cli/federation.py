@@ -182,7 +182,7 @@ def _check_security(insecure: bool, keys: Path | None, host: str, folder: str) -
 
 def _in_words(accuracy: dict[str, Any], names: list[str]) -> str:
     """Return the final accuracies with the sites' names; a site may have been away."""
-    who = accuracy.get("clients", range(len(names)))
+    who = accuracy.get("clients", range(len(accuracy["per_client"])))  # of a round before a new site came: the first
     each = ", ".join(f"{names[c]} {value:.1%}" for c, value in zip(who, accuracy["per_client"], strict=True))
     gains = client_columns(accuracy, len(names)).get("gain", [])
     told = ", ".join(f"{name} {100 * gain:+.1f}" for name, gain in zip(names, gains, strict=False) if gain is not None)

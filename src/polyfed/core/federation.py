@@ -33,6 +33,7 @@ class Federation(Measuring):
     def _run(self, resume: bool) -> list[Line]:
         reset_peak_memory()
         done, phase = self.restore() if resume else (0, "new")
+        self._catch_up(phase)
 
         if phase == "new" and self.plan.before:
             self._phase("before", 0, self.plan.before, evaluate=True)
@@ -48,6 +49,12 @@ class Federation(Measuring):
         if phase != "after" and self.plan.after:
             self._phase("after", self.ctx.round, self.plan.after, evaluate=True)
         return self.history
+
+    def _catch_up(self, phase: str) -> None:
+        """Let clients that joined a run later do what each does for itself before the rounds."""
+        alone = [step for step in self.plan.before if not step.up]
+        for step in alone if self.newcomers and phase != "new" else ():
+            self._exchange(step, sorted(self.newcomers), {})
 
     def _phase(self, phase: str, number: int, steps: Sequence[Step], evaluate: bool) -> None:
         """Run the exchanges of one phase, measure, write the line, perhaps save."""

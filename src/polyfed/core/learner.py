@@ -79,6 +79,7 @@ class Learner(nn.Module):
         self.outputs = outputs
         self.emphasis = emphasis
         self.fits = Fits()
+        self.kept: Fitted | None = None  # of a learner that was read from a file: it predicts, and cannot learn
         self.memory: dict[str, Any] = {}
         self.data = PartyData()
         self.owner = 0
@@ -91,6 +92,7 @@ class Learner(nn.Module):
     def __deepcopy__(self, memo: Any) -> Learner:
         """Return a learner for another client: unlike a network's weights, fitted estimators are never changed."""
         other = Learner(self.estimator, self.outputs, self.emphasis)
+        other.kept = self.kept
         other.fits, other.memory, other.data, other.owner = self.fits, dict(self.memory), self.data, self.owner
         return other.train(self.training)
 
@@ -112,7 +114,9 @@ class Learner(nn.Module):
         return torch.from_numpy(found).to(device=x.device, dtype=torch.get_default_dtype())
 
     def fitted(self) -> Fitted | None:
-        """Return what follows from the client's lessons; None: it had none."""
+        """Return what follows from the client's lessons (or was read from a file); None: it had none."""
+        if self.kept is not None:
+            return self.kept
         book = self.memory.get(BOOK)
         if book is None:
             return None

@@ -18,6 +18,7 @@ from polyfed.core.errors import InputError
 from polyfed.core.evaluate import few
 from polyfed.core.method import Method
 from polyfed.core.metrics import Metric
+from polyfed.core.newcomers import check_room, together
 from polyfed.core.party import Context, Party, PartyData, load_state
 from polyfed.core.rng import SERVER, seeded
 from polyfed.core.rundir import RunDirectory
@@ -94,6 +95,7 @@ class RunState:
         self.ctx.ask = lambda client, x: self.backend.ask(client, x, self.ctx)
         self.saved_at = time.monotonic()
         self.final = False  # the phase at hand is the last one, measured in full
+        self.newcomers: frozenset[int] = frozenset()  # who was not there when the checkpoint was written
         with self._at_server("setup"):
             method.setup_server(self.server, backend.infos, self.ctx)
 
@@ -117,6 +119,7 @@ class RunState:
             return
         participants = list(self.ctx.participants)
         progress = {"round": number, "phase": phase, "participants": participants, "cost": self.meter.dump()}
+        progress["clients"] = sorted(self.backend.infos)
         server = {
             "state": self.server.state,
             "memory": self.server.memory,
@@ -133,6 +136,11 @@ class RunState:
         if found is None:
             return 0, "new"
         progress, server, clients = found
+        self.newcomers = frozenset(self.backend.infos) - frozenset(progress.get("clients", self.backend.infos))
+        if self.newcomers:
+            check_room(self.server, server, [str(self.backend.infos[client]) for client in sorted(self.newcomers)])
+            server["state"] = {**self.server.state, **server["state"]}
+            server["memory"] = together(self.server.memory, server["memory"])
         self.server.state = server["state"]
         self.server.memory = server["memory"]
         for name, state in server["models"].items():

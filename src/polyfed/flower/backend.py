@@ -148,6 +148,9 @@ class LiveFederation(Federation):
         summary = super()._summary(measures)
         return {**summary, "clients": sorted(measures)} if 0 < len(measures) < self.sites else summary
 
+    def _catch_up(self, phase: str) -> None:
+        """Do nothing: a site that joins later begins with the round at hand, and its state says which that is."""
+
     def restore(self) -> tuple[int, str]:  # noqa: D102
         found = super().restore()
         if (path := self._ledger()) is not None and path.is_file():

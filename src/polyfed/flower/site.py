@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -167,8 +167,10 @@ class Site(SiteFolder):
         Nothing else here changes.
         """
         results, party = self.figures(head, body)
-        if party is not None and not isinstance(party.models["main"], Learner):  # which is no network
-            self.keep_model(head, party)
+        if party is not None:
+            # A learner may be of a kind that no file holds; that is no reason to leave the federation.
+            with suppress(InputError) if isinstance(party.models["main"], Learner) else nullcontext():
+                self.keep_model(head, party)
         self.reached["together"] = results
         return {"measures": results}, b""
 
@@ -287,7 +289,7 @@ class Site(SiteFolder):
             "method": run["method"],
             "round": int(head["round"]),
         }
-        write_atomic(self.outcome, model_file(party.models["main"].state_dict(), about), private=True)
+        write_atomic(self.outcome, model_file(party.models["main"], about), private=True)
 
     # --- people ---
 
