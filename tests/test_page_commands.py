@@ -131,6 +131,7 @@ def cases():
             yield pytest.param(page, id=name_of(page), marks=[pytest.mark.long] if slow else [])
 
 
+@pytest.mark.filterwarnings("ignore:The networks given as")  # which how-to/your-models tells
 @pytest.mark.parametrize("page", list(cases()))
 def test_commands_run(page, tmp_path, monkeypatch, fashion):
     """In their order, in one folder, as a reader would type them."""
