@@ -295,3 +295,22 @@ def frozen_head():
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.ReLU(), nn.Linear(4, 3))
     model[3].requires_grad_(False)
     return pf.adapt(model, head="3")
+
+
+@pytest.mark.parametrize(("kind", "shape", "placed"), [("shared", (4, 4), False), ("full", (3, 4, 4), True)])
+def test_a_shared_covariance_belongs_to_no_class_where_replies_are_compared(kind, shape, placed):
+    run = federation(CCVR(form="clients", covariance=kind, samples_per_class=0))
+    features = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    told = packed_moments(class_moments(features, torch.tensor([0, 0, 0, 2, 2, 2]), kind), 3)
+    place = run.method.places(run.server, run.backend.infos[0], Message(data=told), run.ctx)["data/covariance"]
+    assert place.shape[-len(shape) :] == shape and (place.part is not None) == placed
+
+
+def test_virtual_features_have_the_ridge_where_a_class_has_no_spread():
+    run = federation(CCVR(**FEW))
+    covariance = torch.diag(torch.tensor([4.0, 0.0, 0.0, 0.0]))  # a mean variance of 1
+    told = {"classes": torch.tensor([1]), "means": torch.full((1, 4), 5.0), "covariance": covariance[None]}
+    stage = CCVR(samples_per_class=500, ridge=0.25).calibration(told, None, run.ctx)
+    flat = stage.data.inputs()[:, 1:]  # 1500 numbers with a standard deviation of sqrt(0.25 · 1)
+    assert float(flat.mean()) == pytest.approx(5.0, abs=0.05)
+    assert float(flat.std()) == pytest.approx(0.5, rel=0.1)

@@ -10,7 +10,7 @@ from tests.contract.table import synthetic
 
 import polyfed as pf
 from polyfed.api import prepare
-from polyfed.core.method import Step
+from polyfed.core.method import EVALUATE, Step
 from polyfed.core.passes import logits_of
 from polyfed.core.settings import Settings
 from polyfed.methods import distillation
@@ -297,3 +297,18 @@ def test_statistics_come_from_everybody_also_where_the_worst_are_dropped(monkeyp
     monkeypatch.setattr(FedDFHetero, "kept", lambda self, server, replies, ctx: {0: replies[0]})
     federation(FedDFHetero(), models=("cnn:4-8,bn@1", "cnn:4-8,bn@0.5")).run()
     assert seen == {"main": [0], "statistics": [0, 1, 2]}
+
+
+def test_a_learner_hears_what_the_ensemble_said_and_tells_its_number_of_samples(monkeypatch):
+    run = federation(FedDF(**QUICK), problem((18, 24)), ("sklearn:LogisticRegression", "mlp:1x8"))
+    info, told = run.backend.infos[0], {}
+    assert not run.method.send(run.server, info, MAIN, run.ctx).data  # nobody has said anything yet
+    fuse = FedDF.fuse
+    monkeypatch.setattr(
+        FedDF, "fuse", lambda self, server, replies, *more: (told.update(replies), fuse(self, server, replies, *more))
+    )
+    exchange(run, MAIN)
+    assert [told[client].meta["samples"] for client in (0, 1)] == [18, 24]
+    said = run.method.send(run.server, info, MAIN, run.ctx).data["logits"]
+    assert said.shape == (40, 3) and torch.equal(said, run.server.memory["ensemble"])
+    assert not run.method.send(run.server, info, EVALUATE, run.ctx).data

@@ -12,7 +12,7 @@ from polyfed.core.method import Step
 from polyfed.core.settings import Training
 from polyfed.core.statistics import collect_statistics
 from polyfed.methods.heterofl import STATISTICS, HeteroFL
-from polyfed.methods.heterofl_dynamic import HeteroFLDynamic
+from polyfed.methods.heterofl_dynamic import HeteroFLDynamic, inside
 from polyfed.models import build
 
 MAIN = Step()
@@ -186,3 +186,9 @@ def test_clients_of_several_widths_are_refused():
 def test_a_server_that_checks_replies_takes_those_of_every_level(monkeypatch):
     run = federation(HeteroFLDynamic(mix="a1-b1-c1"), problem((9,) * 6), ("cnn:4-8,bn",), rounds=2)
     assert len(set(sizes_of_checked_replies(run, monkeypatch))) >= 3
+
+
+def test_gradients_of_entries_outside_the_level_are_none():
+    grads = {"main": {"w": torch.tensor([[2.0, 3.0], [5.0, 7.0]])}}
+    held = {"w": torch.tensor([[1.0, 0.0], [0.0, 0.0]])}
+    assert inside((grads,), {"held": held})["main"]["w"].tolist() == [[2, 0], [0, 0]]

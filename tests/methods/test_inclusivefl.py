@@ -222,3 +222,10 @@ def test_what_cannot_be_is_refused():
         made(InclusiveFL(), ["mlp:2x8@1", "mlp:2x8@0.5"])
     with pytest.raises(InputError, match="architectures of one family"):
         made(InclusiveFL(), ["mlp:2x8", "cnn:4"])
+
+
+@pytest.mark.parametrize(("buffers", "held"), [("average", True), ("local", False)])
+def test_running_statistics_are_shared_where_they_are_averaged(buffers, held):
+    run = made(InclusiveFL(buffers=buffers), ["resnet10:w4", "resnet14:w4"])
+    slots = run.method.slots_of(run.ctx.blueprints["resnet10:w4"], run.ctx)
+    assert any("running_mean" in name for name in slots) == held

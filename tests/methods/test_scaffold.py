@@ -126,3 +126,11 @@ def test_twice_the_parameters_travel_and_one_row_tells_of_the_variates():
     assert run.meter.bytes["down"] == dict.fromkeys(range(3), 2 * size)
     assert run.meter.bytes["up"] == dict.fromkeys(range(3), 2 * size + 8)
     assert run.meter.kinds["main/up/data/control"] == 3 * size
+
+
+@pytest.mark.parametrize(("momentum", "option"), [(0.0, "II"), (0.9, "gradient")])
+def test_auto_is_option_two_for_plain_sgd_and_sums_gradients_otherwise(momentum, option):
+    training = pf.Training(epochs=2, batch_size=8, lr=0.05, momentum=momentum)
+    auto, named = (federation(method, 2, training) for method in (Scaffold(), Scaffold(option=option)))
+    for name, tensor in named.server.memory["control"].items():
+        assert torch.equal(auto.server.memory["control"][name], tensor), name  # the other one differs by rounding
