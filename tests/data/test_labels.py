@@ -171,3 +171,18 @@ def test_public_labels():
         assert clients.public_classes is None and clients.public.labels().tolist() == [-1, -1]
     with pytest.raises(InputError, match=r"Label -1 in row 1 of the public set .* negative"):
         split(data, clients=2, public=pair(0, -1))
+
+
+def test_numbers_that_are_names_mean_those_classes_also_where_some_do_not_occur():
+    data = load(pair(1, 2, 1, 2, 1, 2), test=pair(2, 1), class_names=["1", "2", "3"])
+    assert data.train.labels().tolist() == [0, 1, 0, 1, 0, 1] and data.class_names == ("1", "2", "3")
+    assert load(pair(0, 2, 1), test=pair(2, 1), class_names=["1", "2", "3"]).train.labels().tolist() == [0, 2, 1]
+
+
+def test_own_test_sets_that_do_not_fit_the_clients_are_named():
+    parts = [pair(0, 1, 0, 1)] * 3
+    with pytest.raises(InputError, match="test has 2 parts for 3 clients"):
+        Clients.from_parts(parts, test=parts[:2])
+    other = (np.zeros((4, 3, 5), dtype=np.float32), np.array([0, 1, 0, 1]))
+    with pytest.raises(InputError, match="different shapes"):
+        Clients.from_parts([parts[0], other], test="own")

@@ -114,3 +114,10 @@ def test_networks_of_timm_and_torchvision():
     for spec, head in (("timm:resnet18", "fc"), ("torchvision:resnet18", "fc")):
         model = build(spec, (3, 32, 32), 4)
         assert model.head_name == head and model.feature_dim == 512
+
+
+def test_a_type_that_transformers_does_not_know_is_one_sentence():
+    pytest.importorskip("transformers")
+    with pytest.raises(InputError, match="knows no type 'nosuch'") as found:
+        build("hf:nosuch", InputShape((8,), words=50), 2)
+    assert len(str(found.value)) < 200

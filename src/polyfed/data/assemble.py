@@ -20,7 +20,7 @@ from polyfed.data.columns import Part, convert, kind_of, same_features
 from polyfed.data.dataset import Dataset, build, check_part, form_of
 from polyfed.data.decode import decode_images, fit_images, resize_images
 from polyfed.data.form import Form, Raw, learn_form
-from polyfed.data.labels import number_classes, with_names
+from polyfed.data.labels import are_names, number_classes, with_names
 from polyfed.data.subsets import stratified_holdout
 from polyfed.data.tables import Table
 from polyfed.data.texts import Words
@@ -88,6 +88,9 @@ def put_together(
 ) -> Dataset:
     """Put the parts together: hold out a test part if there is none, one number of channels, one size."""
     class_names, num_classes = options.get("class_names") or train.class_names, options.get("num_classes")
+    if are_names([part.labels for part in (train, test) if part is not None], options.get("class_names") or ()):
+        train = replace(train, labels=train.labels.astype(np.int64).astype(str))
+        test = None if test is None else replace(test, labels=test.labels.astype(np.int64).astype(str))
     notes, task = train.notes, as_task(options.get("task"))
     if test is None and task != CLASSIFICATION:
         train, test = _hold_out(name, train, seed, classes=False)

@@ -95,6 +95,15 @@ def number_classes(
     return _made(list(whole.values()), tuple(class_names or ()), classes)
 
 
+def are_names(parts: Sequence[np.ndarray], names: Sequence[str]) -> bool:
+    """Tell whether numbers are classes by their names: grades 1 to 3 are so called, also where nobody has a 3."""
+    plain = isinstance(names, list | tuple) and names and all(str(name).isdecimal() for name in names)
+    if not plain or list(names) == [str(number) for number in range(len(names))]:
+        return False
+    known = [int(name) for name in names]
+    return all(labels.dtype.kind in "iuf" and labels.ndim == 1 and np.isin(labels, known).all() for labels in parts)
+
+
 def check_single(labels: np.ndarray, what: str) -> None:
     """Refuse several labels for a sample, which only other tasks have."""
     if labels.ndim != 1:

@@ -66,7 +66,14 @@ def is_list_of_parts(test: Any, clients: int) -> bool:
     def is_part(part: Any) -> bool:
         return isinstance(part, kinds) or hasattr(part, "to_parquet") or hasattr(part, "write_parquet")
 
-    return isinstance(test, list) and len(test) == clients and all(is_part(part) for part in test)
+    if not isinstance(test, list) or not all(is_part(part) for part in test):
+        return False
+    pairs = all(not isinstance(part, tuple) or len(part) == 2 for part in test)
+    if len(test) != clients and pairs:
+        raise InputError(
+            f"test has {len(test)} parts for {clients} clients: give one for each (None: it has none), or one for all."
+        )
+    return len(test) == clients
 
 
 def held_out(read: Sequence[Part], share: float, seed: int) -> tuple[list[Part], list[Part | None]]:
@@ -133,6 +140,9 @@ def joined(common: list[Part], own: Sequence[Part | None]) -> Part:
     numbers = [part.inputs for part in parts if not isinstance(part.inputs, Raw)]
     if len(kinds) > 1 or len({x.dtype for x in numbers}) > 1 or (raw and numbers):
         raise InputError("The test sets of the clients hold different kinds of inputs or labels: give one kind.")
+    shapes = sorted({str(tuple(x.shape[1:])) for x in numbers})
+    if len(shapes) > 1:
+        raise InputError(f"Samples of the clients have different shapes ({' and '.join(shapes)}): bring them to one.")
     return replace(
         parts[0],
         inputs=Raw.join(raw) if raw else torch.cat(numbers),

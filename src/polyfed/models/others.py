@@ -88,6 +88,11 @@ def build_hf(options: Options, input_shape: Sequence[int], num_classes: int, rat
             model = make.from_pretrained(name, num_labels=num_classes, attn_implementation="eager")
             _check_words(name, model, shape)
         else:
+            if name not in transformers.CONFIG_MAPPING:
+                raise InputError(
+                    f"The package transformers knows no type '{name}': give one that it knows (distilbert, bert, "
+                    "roberta, ...), a folder with a model, or owner/name of the Hub."
+                )
             known = {"vocab_size": shape.words, "num_labels": num_classes, "pad_token_id": 0, **fields}
             config = transformers.AutoConfig.for_model(name, **known)
             if getattr(config, "max_position_embeddings", shape[0]) < shape[0]:
