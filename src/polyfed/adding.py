@@ -16,10 +16,11 @@ from polyfed.config import Config, Data, read_config
 from polyfed.core.checkpoint import read_json
 from polyfed.core.errors import InputError, RunDirectoryError
 from polyfed.core.rundir import RunDirectory
+from polyfed.core.runstate import Observer
 from polyfed.core.samples import Samples
 from polyfed.data import Clients, load
 from polyfed.data.dataset import content_hash, measure, plural
-from polyfed.execute import Observer, check_longer, execute
+from polyfed.execute import check_longer, execute
 from polyfed.result import Result
 
 ENCODED = ("table", "text")  # kinds of rows that become numbers by a form
