@@ -132,6 +132,7 @@ def cases():
 
 
 @pytest.mark.filterwarnings("ignore:The networks given as")  # which how-to/your-models tells
+@pytest.mark.filterwarnings("ignore:The networks given as")  # which the page of your models tells beforehand
 @pytest.mark.parametrize("page", list(cases()))
 def test_commands_run(page, tmp_path, monkeypatch, fashion):
     """In their order, in one folder, as a reader would type them."""
