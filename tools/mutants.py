@@ -158,7 +158,8 @@ class Breaker:
         self.seconds |= outcome.get("seconds", {})
         if modules := [module for module in outcome.get("modules", ()) if module not in sys.modules]:
             for module in modules:  # what tests import by the way is there for all further forks
-                importlib.import_module(module)
+                with suppress(ImportError):  # some extensions have other names than their files
+                    importlib.import_module(module)
             gc.freeze()
         return outcome
 

@@ -482,3 +482,12 @@ def test_under_hetero_label_the_most_confident_network_beats_sum_average_and_any
     assert top1 > accuracy(pf.fuse(models, "ams-full")) + 0.1
     assert top1 > accuracy(pf.fuse(models, "average", weights=sizes)) + 0.1
     assert top1 > max(result.accuracy()["own"]["per_client"]) + 0.1
+
+
+def test_only_networks_with_the_same_loss_are_trained_once_for_several_methods():
+    class Other(Ensemble):
+        def loss(self, nets, batch, aux):
+            return 2 * super().loss(nets, batch, aux)
+
+    keys = [next(method.local(None, None, None)).key for method in (Ensemble(l1=0.5), AMS(l1=0.5), Other())]
+    assert keys == [("CE + L1", 0.5), ("CE + L1", 0.5), None]
