@@ -12,7 +12,7 @@ from polyfed.core.errors import InputError
 from polyfed.core.message import Message
 from polyfed.core.method import Step
 from polyfed.core.nets import Net
-from polyfed.core.party import Party, PartyData
+from polyfed.core.party import Context, Party, PartyData
 from polyfed.core.settings import Settings
 from polyfed.core.stage import Batch
 from polyfed.fusion.distill import Distillation
@@ -484,6 +484,25 @@ def test_under_hetero_label_the_most_confident_network_beats_sum_average_and_any
     assert top1 > max(result.accuracy()["own"]["per_client"]) + 0.1
 
 
+@pytest.mark.parametrize(("weights", "mean"), [("uniform", [0.6, 0.4]), ("class", [0.7 / 1.2, 0.5 / 1.2])])
+def test_networks_of_an_ensemble_weigh_by_their_share_of_a_class(monkeypatch, weights, mean):
+    """Shares of 3/4 and 1/4, and of 1/4 and 3/4: 0.75·0.8 + 0.25·0.4 = 0.7, and 0.25·0.2 + 0.75·0.6 = 0.5."""
+
+    class Says(nn.Module):
+        def __init__(self, *p):
+            super().__init__()
+            self.logits = torch.tensor([p]).log()
+
+        def forward(self, x):
+            return self.logits
+
+    monkeypatch.setattr(Ensemble, "networks", lambda *given: [Says(0.8, 0.2), Says(0.4, 0.6)])
+    monkeypatch.setattr(Ensemble, "about", lambda *given: [torch.tensor([3, 1]), torch.tensor([1, 3])])
+    ctx = Context(0, 1, 1, pf.Training(), 2, (1,), 2)
+    fused = Ensemble(weights=weights).make_fused(None, ctx)
+    torch.testing.assert_close(fused(torch.zeros(1, 1)).softmax(1), torch.tensor([mean]))
+
+
 def test_only_networks_with_the_same_loss_are_trained_once_for_several_methods():
     class Other(Ensemble):
         def loss(self, nets, batch, aux):
@@ -491,3 +510,9 @@ def test_only_networks_with_the_same_loss_are_trained_once_for_several_methods()
 
     keys = [next(method.local(None, None, None)).key for method in (Ensemble(l1=0.5), AMS(l1=0.5), Other())]
     assert keys == [("CE + L1", 0.5), ("CE + L1", 0.5), None]
+
+    class OtherAverage(OneShotFedAvg):
+        loss = Other.loss
+
+    assert OneShotFedAvg(l1=0.5).stage(None, None).key == ("CE + L1", 0.5)
+    assert OtherAverage().stage(None, None).key is None
