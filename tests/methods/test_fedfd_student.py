@@ -202,3 +202,8 @@ def test_values_that_make_no_sense_are_refused(options, words):
 def test_networks_without_features_are_refused():
     with pytest.raises(pf.InputError, match=r"features\(x\).*client 0.*polyfed.adapt"):
         federation(FedFDStudent(), problem(), (bare_model,))
+
+
+def test_without_a_subset_all_public_samples_are_exchanged():
+    assert FedFDStudent(subset=7).exchange.subset == 7
+    assert FedFDStudent(subset=None).exchange.subset > 10**15  # more than any public data has
