@@ -206,4 +206,4 @@ def test_networks_without_features_are_refused():
 
 def test_without_a_subset_all_public_samples_are_exchanged():
     assert FedFDStudent(subset=7).exchange.subset == 7
-    assert FedFDStudent(subset=None).exchange.subset > 10**15  # more than any public data has
+    assert FedFDStudent(subset=0).exchange.subset > 10**15  # more than any public data has
