@@ -3,6 +3,7 @@
 import copy
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -843,3 +844,19 @@ def test_noise_on_what_is_sent_leaves_the_first_round_of_training_alone():
     assert not all(torch.equal(plain[name], both[name]) for name in plain)
     two = [pf.run(FedIN(noise=noise, noise_at="sent"), clients, models, rounds=2).models[1] for noise in (0.0, 0.8)]
     assert not torch.equal(*(net.state_dict()["head.weight"] for net in two))  # pairs of round 1 were noisy
+
+
+@pytest.mark.parametrize(("pairs", "equal"), [("pool", False), ("common", True)])
+def test_clients_draw_for_themselves_unless_one_draw_is_for_everybody(pairs, equal):
+    first, second = (FedIN(feature_batch=6, pairs=pairs).sample_pairs(SENDER, client, context()) for client in (98, 99))
+    assert len(first) == len(second) == 6 and torch.equal(first, second) == equal  # neither has sent any
+
+
+def test_noise_without_a_proximal_term_needs_no_anchor():
+    def same(x):
+        return x
+
+    nets = {"main": SimpleNamespace(stem=same, middle=same, head=same)}
+    draws = dict.fromkeys(("noise_in", "noise_out"), torch.zeros(1, 2))
+    loss = FedIN(mu=0.0, noise=0.5).loss(nets, Batch(torch.zeros(1, 2), torch.tensor([1]), draws), {})
+    assert float(loss) == pytest.approx(math.log(2.0))
