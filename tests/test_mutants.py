@@ -61,6 +61,7 @@ def test_every_place_of_a_formula_is_broken_and_nothing_else():
         ("z if y else w", ["choice: z if y else w -> z", "choice: z if y else w -> w"]),
         ("f(z, reduction='sum')", ["reduction: f(z, reduction='sum') -> f(z, reduction='mean')"]),
         ("reply.meta['samples']", ["uniform: reply.meta['samples'] -> 1"]),
+        ("[z for reply.meta['samples'] in z]", []),  # written to, not read
         ("'main' + name", []),
         ("step.name == 'main'", []),
     ],

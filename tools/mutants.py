@@ -137,6 +137,7 @@ class Breaker:
         self, items: Sequence[pytest.Item], mutant: Mutant | None, function: FunctionType | None
     ) -> dict[str, Any]:
         """Run tests in a fork until one fails; with a mutant, its code is that of the function there."""
+        code = mutant.code() if mutant is not None else None  # here: what is no Python is a fault of this tool
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
@@ -146,7 +147,9 @@ class Breaker:
             os.dup2(silence, 2)
             outcome = {"outcome": "red", "by": "the process ended"}
             try:
-                outcome = self.run(items, mutant, function)
+                if function is not None and code is not None:
+                    function.__code__ = code
+                outcome = self.run(items)
             finally:
                 os.write(writing, json.dumps(outcome).encode())
                 os._exit(0)
@@ -163,13 +166,11 @@ class Breaker:
             gc.freeze()
         return outcome
 
-    def run(self, items: Sequence[pytest.Item], mutant: Mutant | None, function: FunctionType | None) -> dict[str, Any]:
+    def run(self, items: Sequence[pytest.Item]) -> dict[str, Any]:
         """Run tests in this process."""
         before = set(sys.modules)
         self.failed, self.seconds = "", {}
         items[0].config.pluginmanager.unregister(name="terminalreporter")
-        if mutant is not None and function is not None:
-            function.__code__ = mutant.code()
         for place, item in enumerate(items):
             following = items[place + 1] if place + 1 < len(items) else None
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)

@@ -174,8 +174,13 @@ def alternatives(node: ast.AST, parent: ast.AST, fields: dict[str, str]) -> Iter
         yield "left out", ast.Pass()
     elif isinstance(node, ast.Call):
         yield from of_call(node, fields)
-    elif isinstance(node, ast.Subscript) and ast.unparse(node).endswith(tuple(f".meta['{name}']" for name in COUNTS)):
+    elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and is_told_count(node):
         yield "uniform", ast.Constant(1)
+
+
+def is_told_count(node: ast.Subscript) -> bool:
+    """Whether this is a number of samples, steps, ... that a client tells."""
+    return ast.unparse(node).endswith(tuple(f".meta['{name}']" for name in COUNTS))
 
 
 def of_operation(node: ast.BinOp, fields: dict[str, str]) -> Iterator[tuple[str, ast.AST]]:
