@@ -70,6 +70,7 @@ def sent(size: dict[str, int], seed: int, folder: Path) -> Found:
     found = messages.campaign(size["messages"], seed, folder)
     figures = {"tried": found.tried, "used": found.used, "refused": found.refused}
     zeros = {"escapes": len(found.escapes), "hangs": len(found.slow), "unclean_sentences": len(found.unclean)}
+    zeros["longest_ms"] = round(1000 * found.longest)
     return figures | zeros, found.escapes + found.slow + found.unclean
 
 
