@@ -113,7 +113,7 @@ def robustness() -> str:
     shown = [rule for rule in RULES if any((method, rule) in cells for method in runs.methods)]
     parts = []
     if cells:
-        heat("robustness", runs.methods, shown, cells, "Points lost to one bad client of ten (worst attack)")
+        heat("robustness", runs.methods, shown, cells, "Points lost to one bad client of ten (worst attack measured)")
         parts += ["![Points lost to one bad client of ten, by method and rule](../assets/trust-robustness.svg)"]
     parts += [f"In brackets: over so many seeds (of {SEEDS})."]
     parts += ["**Nobody attacks: mean accuracy in per cent**", runs.table(None, lambda line: line["mean"])]
