@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 $(TESTED): $(STAMP)
 	@echo 'Adding what the tests need ...'
-	@$(INSTALL) -e '.[dev,docs,flower,simulation,plots,privacy,transformers,onnx,tensorboard,mlflow]'
+	@$(INSTALL) -e '.[dev,docs,flower,simulation,plots,privacy,transformers,learners,onnx,tensorboard,mlflow]'
 	@touch $(TESTED)
 
 setup: $(TESTED)  ## create .venv and install everything into it

@@ -25,6 +25,7 @@ EXTRAS = {  # what each is for, in the order in which people meet them
     "torchvision": "networks torchvision:NAME",
     "xgboost": "boosted trees as clients, xgboost:CLASS",
     "lightgbm": "boosted trees as clients, lightgbm:CLASS",
+    "learners": "polyfed export of a client that is no network",
     "onnx": "polyfed export --format onnx",
     "plots": "figures for papers",
     "tensorboard": "--log tensorboard",
