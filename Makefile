@@ -40,6 +40,9 @@ test: $(TESTED) browser  ## run the tests (without those that take minutes: see 
 test-long: $(TESTED)  ## run the rest: killed runs, the README, devices, further settings and real federations of each method
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'long and not slow'
 
+test-pages: $(TESTED)  ## run the notebooks, and every command on the pages of the site
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'long and not slow' tests/test_notebooks.py tests/test_page_commands.py
+
 # Federations of real processes wait for each other most of the time, so more of them run at once than there are cores.
 test-flower: $(TESTED)  ## run the tests with real servers and sites
 	$(BIN)/python -m pytest -n 4 --dist loadgroup -m 'not slow and not long' tests/flower
@@ -84,4 +87,4 @@ bench: $(STAMP)  ## measure speed and memory (ratios in one run)
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-.PHONY: help setup demo test test-long test-flower test-all test-avx2 test-gpu browser faults storm storm-short mutants check docs package bench clean
+.PHONY: help setup demo test test-long test-pages test-flower test-all test-avx2 test-gpu browser faults storm storm-short mutants check docs package bench clean

@@ -131,7 +131,6 @@ def cases():
             yield pytest.param(page, id=name_of(page), marks=[pytest.mark.long] if slow else [])
 
 
-@pytest.mark.filterwarnings("ignore:The networks given as")  # which how-to/your-models tells
 @pytest.mark.filterwarnings("ignore:The networks given as")  # which the page of your models tells beforehand
 @pytest.mark.parametrize("page", list(cases()))
 def test_commands_run(page, tmp_path, monkeypatch, fashion):
