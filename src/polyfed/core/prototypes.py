@@ -60,8 +60,8 @@ def spread(packed: Prototypes, num_classes: int, dim: int) -> tuple[Tensor, Tens
     known = torch.zeros(num_classes, device=device)
     if "prototypes" in packed:
         classes = packed["classes"].long()
-        full[classes] = packed["prototypes"]
-        known[classes] = 1.0
+        full = full.index_copy(0, classes, packed["prototypes"].to(full.dtype))
+        known = known.index_fill(0, classes, 1.0)
     return full, known
 
 
