@@ -1,4 +1,4 @@
-"""What a method's class tells, as a section of its page: what leaves, what it needs, its options."""
+"""What a method's class tells, on its page: what its exchanges cost, what leaves, what it needs, its options."""
 
 from __future__ import annotations
 
@@ -12,12 +12,31 @@ FOLDER = "methods"
 
 def sections(page: str) -> str:
     """Return a section for each method that a page tells about."""
+    return "".join(f"\n\n{section(method_entry(method))}" for method in _told(page))
+
+
+def _told(page: str) -> list[str]:
+    """Return the methods that a page tells about."""
     folder, _, name = page.rpartition("/")
     stem = name.removesuffix(".md")
-    if folder != FOLDER:
-        return ""
-    told = [method for method in registry() if PAGES.get(method, method) == stem]
-    return "".join(f"\n\n{section(method_entry(method))}" for method in told)
+    return [method for method in registry() if folder == FOLDER and PAGES.get(method, method) == stem]
+
+
+def costs(page: str) -> str:
+    """Return what the exchanges of a page's methods cost."""
+    return "\n\n".join(cost(method_entry(method)) for method in _told(page))
+
+
+def cost(entry: dict[str, Any]) -> str:
+    """Return what a method's exchanges cost, with the meaning of the letters, as Markdown."""
+    if not entry["cost"]:
+        return "" if entry["cost"] is None else f"`{entry['method']}`: nothing travels."
+    lines = [f"Bytes of a client in one exchange of `{entry['method']}`, as its class has them:", ""]
+    lines += ["| step | when | down | up |", "|---|---|---|---|"]
+    for one in entry["cost"]:
+        lines.append(f"| `{one['step']}` | {one['when']} | `{one['down']}` | `{one['up']}` |")
+    where = "; ".join(f"`{letter}` {meaning}" for letter, meaning in entry["where"].items())
+    return "\n".join([*lines, "", f"Here {where}. Tests hold every formula to the bytes that runs count."])
 
 
 def section(entry: dict[str, Any]) -> str:

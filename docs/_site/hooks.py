@@ -20,6 +20,7 @@ import names  # noqa: E402
 
 FROM_ROOT = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 DIRECTORIES = ("methods", "reproductions", "reference", "decisions", "notebooks")
+COST = r"^The bytes of an exchange, as formulas of the class: .*$"  # what the site shows in its place
 ALONE = ("README.md", "gallery.md")  # pages beside which there is nothing to choose from
 
 
@@ -95,6 +96,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         markdown = markdown.replace(f"](../{up}{source})", f"]({up}{target})")
     told = glance.sections(page.file.src_uri)
     if told:  # the options stand below, from the class: the same by hand is for readers of the file
+        costs = glance.costs(page.file.src_uri)
+        markdown, there = re.subn(COST, lambda _: costs, markdown, count=1, flags=re.MULTILINE)
+        markdown += "" if there else f"\n\n## Cost\n\n{costs}" if costs else ""
         markdown = re.sub(r"^\| field \| default \| meaning \|\n(?:\|.*\n?)+", "", markdown, flags=re.MULTILINE)
     return markdown + told
 

@@ -24,6 +24,7 @@ from .core.task import Classification as Classification
 from .core.task import Multilabel as Multilabel
 from .core.task import Regression as Regression
 from .core.task import Task as Task
+from .core.traffic import Traffic as Traffic
 from .data import IID as IID
 from .data import ByColumn as ByColumn
 from .data import Clients as Clients

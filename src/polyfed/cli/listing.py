@@ -19,6 +19,7 @@ from polyfed import models
 from polyfed.core.fields import in_words, meanings, types_of
 from polyfed.core.method import Method
 from polyfed.core.needs import EXPLAINED
+from polyfed.core.traffic import described, letters
 from polyfed.experiment import read_experiment
 from polyfed.methods import find, reference, registry
 from polyfed.terminal.tables import say
@@ -89,6 +90,8 @@ def method_entry(name: str) -> dict[str, Any]:
         "about": _summary(kind),
         "sends": kind.sends,
         "needs": [EXPLAINED[need] for need in needs],
+        "cost": described(kind()),
+        "where": letters(kind()),
         "options": [
             {
                 "option": field.name,
@@ -126,6 +129,7 @@ def method_text(entry: dict[str, Any], width: int = 80) -> str:
         _wrapped(f"{entry['method']}: {entry['about']}", width),
         "",
         *_table(facts, width),
+        *_cost(entry, width),
         "",
         "options (--set method.NAME=VALUE)" if entry["options"] else "It has no options.",
     ]
@@ -136,6 +140,17 @@ def method_text(entry: dict[str, Any], width: int = 80) -> str:
     for meaning, options in explained.items():
         lines += ["", *(_wrapped(words, width, 2, 6) for words in options), _wrapped(meaning, width, 6)]
     return "\n".join(lines)
+
+
+def _cost(entry: dict[str, Any], width: int) -> list[str]:
+    """Return what a method's exchanges cost, and what the letters mean."""
+    if not entry["cost"]:
+        return [] if entry["cost"] is None else ["", "cost: nothing travels"]
+    lines = ["", "cost (bytes of a client in one exchange)"]
+    for one in entry["cost"]:
+        lines.append(_wrapped(f"{one['step']}, {one['when']}", width, 2, 6))
+        lines += [_wrapped(f"{way:<5} {one[way]}", width, 6, 12) for way in ("down", "up") if one[way] != "0"]
+    return [*lines, *(_wrapped(f"{letter:<4}{meaning}", width, 2, 6) for letter, meaning in entry["where"].items())]
 
 
 def model_text(entry: dict[str, Any], width: int = 80) -> str:

@@ -19,6 +19,7 @@ from polyfed.core.party import Blueprint, ClientInfo, Context, Party, fill
 from polyfed.core.places import Place, default_places
 from polyfed.core.privacy import Releases
 from polyfed.core.stage import Aux, Batch, Stage, Trained
+from polyfed.core.traffic import Symbol, Traffic
 from polyfed.ops.aggregate import IndexMap
 
 Combination = Literal["mean", "classes", "rows", "apart"]
@@ -81,6 +82,9 @@ class Method:
         `mean`, entry by entry over the clients that hold it, with whatever weights; `classes`, the same with rows that
         belong to the classes in `data/classes`; `rows`, samples' features that are put together; `apart`, each client's
         on its own. Rules against bad senders slot in by it (see `core/robust.py`); empty: none can.
+    traffic, symbols
+        What an exchange costs, by the name of its step, in formulas (see `core/traffic.py`); steps that are not named
+        cost nothing. The letters that only this method has are in `symbols`. None: not told.
     pools_data
         A control that breaks the rules on purpose: all data in one place. Simulation only.
     outcome
@@ -94,6 +98,8 @@ class Method:
     sends: ClassVar[str] = "nothing"
     shares: ClassVar[frozenset[str]] = frozenset()
     combines: ClassVar[Mapping[str, Combination]] = {}
+    traffic: ClassVar[Mapping[str, Traffic] | None] = None
+    symbols: ClassVar[Mapping[str, Symbol]] = {}
     pools_data: ClassVar[bool] = False
     outcome: ClassVar[str] = "clients"
     knows_rounds: ClassVar[bool] = False  # what it does in a round depends on how many there are in all

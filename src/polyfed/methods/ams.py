@@ -31,11 +31,16 @@ from polyfed.core.method import Step
 from polyfed.core.party import ClientInfo, Context, Party
 from polyfed.core.passes import logits_of
 from polyfed.core.stage import Stage
+from polyfed.core.traffic import Traffic
 from polyfed.fusion.choosing import choose
 from polyfed.fusion.distill import Distillation, distillation_stage, make_student
 from polyfed.fusion.networks import Selection
 from polyfed.methods.ensemble import OneShot
 from polyfed.ops.selection import fit_temperature
+
+UPLOADED = (  # bytes of a network, its samples, its label counts, and its temperature
+    "4*(P + B) + 8 + [mask_absent or select == 'greedy' or distill == 'zero_shot']*4*C + [normalize == 'temperature']*8"
+)
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,7 @@ class AMS(OneShot):
     paper: ClassVar[str] = "Zhang and Zhang 2022"
     needs: ClassVar[frozenset[str]] = frozenset({"builds", "classes"})
     sends: ClassVar[str] = "the trained weights and the number of samples, once"
+    traffic: ClassVar[Mapping[str, Traffic]] = {"main": Traffic(up=UPLOADED)}
 
     top_k: Count | Literal["all"] = 1
     normalize: Literal["none", "temperature", "zscore"] = "none"

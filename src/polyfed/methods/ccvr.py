@@ -40,9 +40,14 @@ from polyfed.core.releases import client_moments
 from polyfed.core.samples import Samples
 from polyfed.core.settings import training_of
 from polyfed.core.stage import Stage
+from polyfed.core.traffic import Traffic
 from polyfed.core.views import Shared, View
-from polyfed.methods.fedavg import FedAvg
+from polyfed.methods.fedavg import EXCHANGE, WEIGHTS, FedAvg
 from polyfed.ops.moments import gaussian_samples, merged_moments, pooled_moments, with_covariance
+
+AVERAGED = f"[form == 'server']*{WEIGHTS}"  # bytes of the model, of a class's moments, and of a covariance for all
+MOMENTS = "4*F + c + [covariance == 'full']*4*F*F + [covariance == 'diag']*4*F"
+COMMON = " + [covariance == 'shared']*4*F*F"
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,13 @@ class CCVR(FedAvg):
         "params/main": "mean",
         "data/means": "classes",
         "data/covariance": "classes",
+    }
+    traffic: ClassVar[Mapping[str, Traffic]] = {
+        "main": Traffic(AVERAGED, f"{AVERAGED} + [form == 'server']*8"),
+        "pretrain": EXCHANGE,
+        "statistics": Traffic(AVERAGED, f"C_k*({MOMENTS} + 4){COMMON}"),
+        "head": Traffic("4*H"),
+        "calibrate": Traffic(f"C_m*({MOMENTS}){COMMON}"),
     }
 
     form: Literal["server", "clients"] = "server"

@@ -49,13 +49,16 @@ from polyfed.core.rng import seed_of
 from polyfed.core.samples import Samples
 from polyfed.core.settings import training_of
 from polyfed.core.stage import Aux, Batch, Draw, Stage, Update
+from polyfed.core.traffic import Symbol, Traffic, model_size
 from polyfed.core.uploads import uploaded_network
 from polyfed.core.views import largest_first
-from polyfed.methods.fedavg import FedAvg
+from polyfed.methods.fedavg import WEIGHTS, FedAvg
 from polyfed.methods.generating import Generating
 from polyfed.models.generators import generated_samples, input_generator
 from polyfed.ops.aggregate import mean_state
 from polyfed.ops.penalty import between, gradient_penalty
+
+GENERATED = "[G > 0]*(4*G + 8)"  # bytes of the generator and the seed of its noise
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,11 @@ class DaFKD(Generating, FedAvg):
     combines: ClassVar[Mapping[str, Combination]] = dict.fromkeys(
         ("params/main", "params/generator", "data/scores"), "apart"
     )  # also teachers
+    traffic: ClassVar[Mapping[str, Traffic]] = {
+        **FedAvg.traffic,
+        "main": Traffic(f"{WEIGHTS} + {GENERATED}", f"{WEIGHTS} + 8 + [G > 0]*4*(G + samples)"),
+    }
+    symbols: ClassVar[Mapping[str, Symbol]] = {"G": model_size("generator", "numbers of the generator")}
 
     discriminator_rounds: Count = 3
     generator_rounds: Count = 5

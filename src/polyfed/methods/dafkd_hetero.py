@@ -11,12 +11,14 @@ Deviations:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from polyfed.core.fields import OptimizerName, PartShare, Positive
-from polyfed.methods.dafkd import DaFKD
-from polyfed.methods.heterofl import HeteroFL
+from polyfed.core.traffic import Traffic
+from polyfed.methods.dafkd import GENERATED, DaFKD
+from polyfed.methods.heterofl import SLICED, HeteroFL
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,10 @@ class DaFKDHetero(DaFKD, HeteroFL):
         "the weights of the client's width slice, BatchNorm's statistics, a generator, scores of generated samples, "
         "the number of samples of each class"
     )
+    traffic: ClassVar[Mapping[str, Traffic]] = {
+        **HeteroFL.traffic,
+        "main": Traffic(f"{SLICED} + {GENERATED}", f"{SLICED} + 8 + [G > 0]*4*(G + samples)"),
+    }
 
     view: str = "prefix"
     weighting: Literal["samples", "uniform"] = "uniform"

@@ -30,6 +30,7 @@ from polyfed.core.privacy import Releases
 from polyfed.core.releases import class_counts
 from polyfed.core.rng import SERVER
 from polyfed.core.stage import Aux, Batch, Stage
+from polyfed.core.traffic import Traffic
 from polyfed.core.uploads import Asked
 from polyfed.fusion.networks import Averaged
 from polyfed.ops.distance import l1_norm
@@ -53,6 +54,7 @@ class OneShot(Method):
     outcome: ClassVar[str] = "server"
     keeps: ClassVar[str] = "uploads"  # what in the server's memory the fused network is made of
     combines: ClassVar[Mapping[str, Combination]] = {"params/main": "apart"}
+    traffic: ClassVar[Mapping[str, Traffic]] = {"main": Traffic(up="4*(P + B)")}
 
     l1: NotNegative = 1e-7
 
@@ -178,6 +180,7 @@ class Ensemble(OneShot):
 
     name: ClassVar[str] = "ensemble"
     paper: ClassVar[str] = "uniform ensemble of one-shot networks"
+    traffic: ClassVar[Mapping[str, Traffic]] = {"main": Traffic(up="4*(P + B) + [weights == 'class']*4*C")}
 
     space: Literal["prob", "logit"] = "prob"
     weights: Literal["uniform", "class"] = "uniform"

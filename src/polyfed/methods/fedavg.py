@@ -21,10 +21,13 @@ from polyfed.core.message import Message, State
 from polyfed.core.method import Combination, Local, Method, Plan, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, load_state
 from polyfed.core.stage import Stage
+from polyfed.core.traffic import Traffic
 from polyfed.core.views import SameArch, Shared, View, check_view, largest_first, resolve_view
 from polyfed.ops.aggregate import IndexMap, Part, extract, scatter_mean
 
 PRETRAIN = Step("pretrain", who="all")
+WEIGHTS = "4*(P + [buffers == 'average']*B)"  # bytes of what is averaged
+EXCHANGE = Traffic(WEIGHTS, f"{WEIGHTS} + 8")
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class FedAvg(Method):
     sends: ClassVar[str] = "model weights and the number of samples"
     shares: ClassVar[frozenset[str]] = frozenset({"main"})
     combines: ClassVar[Mapping[str, Combination]] = {"params/main": "mean"}
+    traffic: ClassVar[Mapping[str, Traffic]] = {"main": EXCHANGE, "pretrain": EXCHANGE}
 
     view: str = "auto"
     weighting: Literal["samples", "uniform"] = "samples"

@@ -39,7 +39,9 @@ from polyfed.core.needs import EXPLAINED
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party
 from polyfed.core.passes import logits_of
 from polyfed.core.stage import Stage
+from polyfed.core.traffic import Traffic
 from polyfed.methods.distillation import EnsembleDistillation
+from polyfed.methods.fedavg import WEIGHTS, FedAvg
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,10 @@ class FedDF(EnsembleDistillation):
     paper: ClassVar[str] = "Lin et al. 2020"
     sends: ClassVar[str] = "model weights (of a model that is no network: its logits on public data), number of samples"
     combines: ClassVar[Mapping[str, Combination]] = {"params/main": "apart", "data/logits": "apart"}
+    traffic: ClassVar[Mapping[str, Traffic]] = {
+        **FedAvg.traffic,
+        "main": Traffic(f"{WEIGHTS} + [P == 0 and t > 1]*4*N*C", f"{WEIGHTS} + 8 + [P == 0]*4*N*C"),
+    }
 
     view: Literal["same_arch", "full"] = "same_arch"  # each prototype has a network of its own
 

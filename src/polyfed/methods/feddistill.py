@@ -34,6 +34,7 @@ from polyfed.core.privacy import Releases
 from polyfed.core.prototypes import class_numbers, spread
 from polyfed.core.releases import class_means_of
 from polyfed.core.stage import Aux, Batch, Stage, Sums
+from polyfed.core.traffic import Traffic
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class FedDistill(Method):
     needs: ClassVar[frozenset[str]] = frozenset({"classes"})
     sends: ClassVar[str] = "the mean logits of each class"
     combines: ClassVar[Mapping[str, Combination]] = {"data/logits": "classes"}
+    traffic: ClassVar[Mapping[str, Traffic]] = {"main": Traffic("C_m*(4*C + c)", "C_k*(4*C + c)")}
 
     lam: NotNegative = 1.0
     leave_one_out: bool = True

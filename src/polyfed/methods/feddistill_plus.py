@@ -16,7 +16,8 @@ from typing import ClassVar
 from polyfed.core.message import Message
 from polyfed.core.method import Combination, Local, Step
 from polyfed.core.party import Context, Party
-from polyfed.methods.fedavg import PRETRAIN, FedAvg
+from polyfed.core.traffic import Traffic
+from polyfed.methods.fedavg import PRETRAIN, WEIGHTS, FedAvg
 from polyfed.methods.feddistill import FedDistill
 
 
@@ -35,6 +36,10 @@ class FedDistillPlus(FedDistill, FedAvg):
     name: ClassVar[str] = "feddistill_plus"
     sends: ClassVar[str] = "model weights, the number of samples, the mean logits of each class"
     combines: ClassVar[Mapping[str, Combination]] = {"params/main": "mean", "data/logits": "classes"}
+    traffic: ClassVar[Mapping[str, Traffic]] = {
+        **FedAvg.traffic,
+        "main": Traffic(f"{WEIGHTS} + C_m*(4*C + c)", f"{WEIGHTS} + 8 + C_k*(4*C + c)"),
+    }
 
     def fuse(self, server: Party, replies: Mapping[int, Message], step: Step, ctx: Context) -> None:
         """Do as both do; pre-training is FedAvg's."""

@@ -29,8 +29,14 @@ from polyfed.core.party import ClientInfo, Context, Party
 from polyfed.core.passes import logits_of
 from polyfed.core.statistics import collect_statistics
 from polyfed.core.subset import hear_subset, note_subset, subset_seed, tell_subset
+from polyfed.core.traffic import Symbol, Told, Traffic
 from polyfed.methods.feature_teaching import FeatureTeaching, answers
 from polyfed.methods.fedmd import FedMD
+
+
+def subset_size(told: Told) -> int:
+    """Return how many public samples a round takes."""
+    return min(told.method.subset or len(told.public or ()), len(told.public or ()))
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,13 @@ class FedFDStudent(FeatureTeaching):
     needs: ClassVar[frozenset[str]] = frozenset({"public", "features", "classes"})
     sends: ClassVar[str] = "features and logits of the model on public samples"
     combines: ClassVar[Mapping[str, Combination]] = {"data/logits": "apart", "data/features": "apart"}
+    traffic: ClassVar[Mapping[str, Traffic]] = {
+        "main": Traffic(
+            "8 + [t > 1 and digest_epochs > 0]*4*n_p*C",
+            "4*n_p*([distill == 'feature']*F + [distill == 'logit' or logit_aux > 0]*C)",
+        )
+    }
+    symbols: ClassVar[Mapping[str, Symbol]] = {"n_p": Symbol("public samples of a round: subset, or all", subset_size)}
 
     distill: Literal["feature", "logit"] = "feature"
     include_full_group: bool = True

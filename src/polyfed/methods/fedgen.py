@@ -47,10 +47,13 @@ from polyfed.core.releases import class_counts
 from polyfed.core.samples import Samples
 from polyfed.core.settings import training_of
 from polyfed.core.stage import Aux, Batch, Draw, Stage
+from polyfed.core.traffic import Symbol, Traffic, model_size
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.generating import Generating
 from polyfed.models.generators import FeatureGenerator
 from polyfed.ops.distance import diversity, kl_divergence
+
+SHARED = "4*([share == 'model']*(P + [buffers == 'average']*B) + [share == 'head']*H)"  # bytes of w or h
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,11 @@ class FedGen(Generating, FedAvg):
     sends: ClassVar[str] = "model weights (or those of the head) and the number of samples of each class"
     shares: ClassVar[frozenset[str]] = frozenset({"main", "generator"})
     combines: ClassVar[Mapping[str, Combination]] = {"params/main": "apart"}  # also a teacher
+    traffic: ClassVar[Mapping[str, Traffic]] = {
+        "main": Traffic(f"{SHARED} + [C_m > 0]*4*G + C_m*c", f"{SHARED} + 8 + [G > 0]*4*C"),
+        "pretrain": Traffic(SHARED, f"{SHARED} + 8 + [G > 0]*4*C"),
+    }
+    symbols: ClassVar[Mapping[str, Symbol]] = {"G": model_size("generator", "numbers of the generator")}
 
     share: Literal["model", "head"] = "model"
     alpha: NotNegative = 10.0

@@ -34,6 +34,7 @@ from polyfed.core.prototypes import class_means
 from polyfed.core.samples import Samples
 from polyfed.core.settings import training_of
 from polyfed.core.stage import Stage
+from polyfed.core.traffic import Traffic
 from polyfed.core.views import largest_first
 from polyfed.ops.aggregate import IndexMap, extract
 
@@ -58,6 +59,7 @@ class FedGH(Method):
     sends: ClassVar[str] = "the mean feature vector of each class that it holds"
     shares: ClassVar[frozenset[str]] = frozenset({"main"})
     combines: ClassVar[Mapping[str, Combination]] = {"data/prototypes": "classes"}
+    traffic: ClassVar[Mapping[str, Traffic]] = {"main": Traffic("4*H", "C_k*(4*F + c)")}
 
     server_epochs: Count = 1
     server_lr: Positive | None = None

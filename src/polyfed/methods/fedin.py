@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any, ClassVar, Literal, cast
 
 import torch
@@ -33,6 +34,8 @@ from polyfed.core.needs import REMEDIES
 from polyfed.core.nets import EVAL, mode
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, state_of
 from polyfed.core.stage import Aux, Batch, Draw, Grads, Stage
+from polyfed.core.traffic import Symbol, Told, Traffic
+from polyfed.methods.fedavg import WEIGHTS
 from polyfed.methods.fedprox import FedProx
 from polyfed.models.contract import trainable_names
 from polyfed.ops.distance import squared_distance
@@ -51,6 +54,19 @@ def check_pairs(reply: Message, info: ClientInfo, blueprint: Blueprint) -> None:
         if shape != agreed:
             problem = f"{cut} is {list(shape)}, but {list(agreed)} at the others: {REMEDIES[cut]}"
             raise MessageError(f"Message from {info} refused: {problem}.")
+
+
+PAIRS = Traffic(f"{WEIGHTS} + 4*F_k*S", f"{WEIGHTS} + 8 + [use_in]*4*min(feature_batch, n)*S")
+
+
+def pair_size(told: Told) -> int:
+    """Return how many numbers one pair has."""
+    return sum(prod(told.blueprint.cuts[cut]) for cut in CUTS)
+
+
+def pairs_told(told: Told) -> int:
+    """Return how many pairs a message holds."""
+    return len(told.message.data.get("s_in", ()))
 
 
 @dataclass(frozen=True)
@@ -100,6 +116,11 @@ class FedIN(FedProx):
         "params/main": "mean",
         "data/s_in": "rows",
         "data/s_out": "rows",
+    }
+    traffic: ClassVar[Mapping[str, Traffic]] = {"main": PAIRS, "pretrain": Traffic(WEIGHTS, PAIRS.up)}
+    symbols: ClassVar[Mapping[str, Symbol]] = {
+        "S": Symbol("numbers of a sample before and after the middle", pair_size),
+        "F_k": Symbol("pairs that the client gets, feature_samples if there are so many; at first none", pairs_told),
     }
 
     buffers: Literal["average", "local"] = "local"

@@ -31,12 +31,27 @@ from polyfed.core.message import Message
 from polyfed.core.method import Combination, Local, Step
 from polyfed.core.party import ClientInfo, Context, Party, cloned, load_state, shared_state
 from polyfed.core.stage import Aux, Batch, Stage, Update
+from polyfed.core.traffic import Symbol, Told, Traffic
 from polyfed.methods.proxies import Proxies
 from polyfed.ops.aggregate import mean_state
 from polyfed.ops.distance import kl_divergence
 from polyfed.ops.lowrank import changed, packed_change, unpacked_change
 
 SMALLEST = 1e-8  # of the scale c: two perfect networks have nothing left to teach
+
+
+def factors(told: Told) -> int:
+    """Return how many numbers a packed change has, by the ranks of its matrices."""
+    if not told.message.data:
+        return 0
+    ranks = iter(told.message.data["ranks"].tolist())
+    shapes = [tensor.shape for _, tensor in sorted(told.models["proxy"].items()) if tensor.is_floating_point()]
+    return sum(next(ranks) * (s[0] + s[1:].numel() + 1) if len(s) > 1 else s.numel() for s in shapes)
+
+
+def matrices(told: Told) -> int:
+    """Return how many matrices a packed change has."""
+    return sum(tensor.dim() > 1 for tensor in told.models["proxy"].values()) if told.message.data else 0
 
 
 @dataclass(frozen=True)
@@ -63,6 +78,13 @@ class FedKD(Proxies):
     knows_rounds: ClassVar[bool] = True
     sends: ClassVar[str] = "the change of a small common model as low-rank factors"
     combines: ClassVar[Mapping[str, Combination]] = {}  # changes travel packed
+    traffic: ClassVar[Mapping[str, Traffic]] = {"main": Traffic("4*R + 2*M", "4*R + 2*M + [weighting == 'samples']*8")}
+    symbols: ClassVar[Mapping[str, Symbol]] = {
+        "R": Symbol(
+            "r(m + n + 1) for each matrix of m x n numbers and rank r, and all numbers of the vectors", factors
+        ),
+        "M": Symbol("matrices of the small model", matrices),
+    }
 
     e_0: SomeShare = 0.95
     e_1: SomeShare = 0.98

@@ -46,8 +46,11 @@ from polyfed.core.prototypes import class_numbers, mean_prototypes, spread
 from polyfed.core.rng import generator
 from polyfed.core.samples import Samples
 from polyfed.core.stage import Aux, Batch, Stage, learning_rate
+from polyfed.core.traffic import Traffic
 
 GUIDE = Step("guide", who="all")
+LENGTH = "([form == 'logit']*C + [form == 'feature']*F)"  # numbers of a guide
+GUIDES = Traffic(f"4*C*{LENGTH}", f"C_m*(4*{LENGTH} + c)")
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class FedL2G(Method):
     family: ClassVar[str] = "prototypes"
     sends: ClassVar[str] = "the gradient of its loss for the guiding vector of each class in a batch"
     combines: ClassVar[Mapping[str, Combination]] = {"data/gradients": "classes"}
+    traffic: ClassVar[Mapping[str, Traffic]] = {"main": GUIDES, "guide": GUIDES}
 
     form: Literal["logit", "feature"] = "logit"
     guide_weight: NotNegative = 1.0

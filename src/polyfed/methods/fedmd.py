@@ -28,6 +28,7 @@ from polyfed.core.passes import logits_of
 from polyfed.core.samples import Samples
 from polyfed.core.stage import Aux, Batch, Stage
 from polyfed.core.subset import hear_subset, known_subset, note_subset, public_subset, subset_seed, tell_subset
+from polyfed.core.traffic import Traffic
 from polyfed.ops.aggregate import weighted_mean
 from polyfed.ops.distance import LOGIT_LOSSES
 
@@ -62,6 +63,10 @@ class FedMD(Method):
     needs: ClassVar[frozenset[str]] = frozenset({"public"})
     sends: ClassVar[str] = "logits of the model on public samples"
     combines: ClassVar[Mapping[str, Combination]] = {"data/logits": "mean"}
+    traffic: ClassVar[Mapping[str, Traffic]] = {
+        "logits": Traffic("8", "4*min(subset, N)*C"),
+        "digest": Traffic("4*min(subset, N)*C"),
+    }
 
     subset: AtLeastOne = 1000
     digest_epochs: Count = 1

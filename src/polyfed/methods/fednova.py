@@ -36,6 +36,8 @@ from polyfed.core.message import Message
 from polyfed.core.method import Combination, Local, Step
 from polyfed.core.party import ClientInfo, Context, Party
 from polyfed.core.stage import learning_rate
+from polyfed.core.traffic import Traffic
+from polyfed.methods.fedavg import WEIGHTS, FedAvg
 from polyfed.methods.fedprox import FedProx
 from polyfed.ops.aggregate import Part, scatter_mean
 
@@ -59,6 +61,10 @@ class FedNova(FedProx):
     family: ClassVar[str] = "weights"
     sends: ClassVar[str] = "model weights, the number of samples and of effective local steps"
     combines: ClassVar[Mapping[str, Combination]] = {"params/main": "apart"}  # changes are divided by steps first
+    traffic: ClassVar[Mapping[str, Traffic]] = {
+        **FedAvg.traffic,
+        "main": Traffic(WEIGHTS, f"{WEIGHTS} + 16 + [mu > 0]*8"),
+    }
 
     gmf: PartShare = 0.0
     mu: NotNegative = 0.0

@@ -31,6 +31,7 @@ from polyfed.core.party import ClientInfo, Context, Party
 from polyfed.core.privacy import Releases
 from polyfed.core.prototypes import class_means, class_sums, mean_prototypes, merged, packed_means, spread
 from polyfed.core.stage import Aux, Batch, Stage, Sums
+from polyfed.core.traffic import Traffic
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class FedProto(Method):
     needs: ClassVar[frozenset[str]] = frozenset({"feature_dim", "classes"})
     sends: ClassVar[str] = "the mean feature vector and the number of samples of each class"
     combines: ClassVar[Mapping[str, Combination]] = {"data/prototypes": "classes"}
+    traffic: ClassVar[Mapping[str, Traffic]] = {"main": Traffic("C_m*(4*F + c)", "C_k*(4*F + 4 + c)")}
 
     lam: NotNegative = 1.0
     weighting: Literal["samples", "uniform"] = "samples"

@@ -30,6 +30,7 @@ from polyfed.core.method import Local, Plan, Step
 from polyfed.core.party import Context, Party
 from polyfed.core.passes import count_right, logits_of
 from polyfed.core.stage import Aux, Batch, Draw, Stage
+from polyfed.core.traffic import Traffic
 from polyfed.methods.proxies import Proxies
 from polyfed.ops.conformal import agreement, label_scores, prediction_sets, ranking_loss, threshold
 from polyfed.ops.distance import kl_divergence
@@ -64,6 +65,7 @@ class FedType(Proxies):
     name: ClassVar[str] = "fedtype"
     paper: ClassVar[str] = "Wang et al. 2024"
     needs: ClassVar[frozenset[str]] = frozenset({"classes"})
+    traffic: ClassVar[Mapping[str, Traffic]] = {**Proxies.traffic, "finish": Traffic("4*G")}
 
     alpha: PartShare = 0.1
     k_reg: Count = 5

@@ -36,12 +36,15 @@ from polyfed.core.party import Blueprint, ClientInfo, Context, Party, load_state
 from polyfed.core.prototypes import class_means, mean_prototypes, merged
 from polyfed.core.samples import Samples
 from polyfed.core.stage import Aux, Batch, Stage, Update, turns_by_epoch
+from polyfed.core.traffic import Symbol, Traffic, model_size
 from polyfed.methods.variational import VariationalLoss
 from polyfed.models.contract import trainable_names
 from polyfed.models.vtc import VTC, latent_misfit, recalibrated, synthetic_set
 from polyfed.ops.aggregate import plain_mean
 
 TUNE = Step("tune", who="all", up=False, evaluate="after_finetuning")
+KNOWN = "C_m*(4*F + c) + 4*F"  # bytes of prototypes and sigma, as they come down and go up
+OWN = "C_k*(4*F + c + [weighting == 'samples']*4) + 4*F"
 
 
 def head_loss(nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
@@ -92,6 +95,12 @@ class FedVTC(VariationalLoss):
         "data/prototypes": "classes",
         "data/sigma": "mean",
     }
+    traffic: ClassVar[Mapping[str, Traffic]] = {
+        "main": Traffic(f"{KNOWN} + [vtc_upload == 'round' and t > 1]*4*D", f"{OWN} + [vtc_upload == 'round']*4*D"),
+        "decoders": Traffic(up="[vtc_upload == 'final']*4*D"),
+        "tune": Traffic(f"{KNOWN} + 4*D"),
+    }
+    symbols: ClassVar[Mapping[str, Symbol]] = {"D": model_size("vtc", "numbers of the decoder", "decoder.")}
 
     sigma_init: Positive = 0.1
     keep_sigma: bool = False

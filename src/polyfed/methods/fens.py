@@ -25,12 +25,13 @@ from polyfed.core.errors import PolyfedError
 from polyfed.core.fields import AtLeastOne, NotNegative, PartShare, Positive
 from polyfed.core.message import Message
 from polyfed.core.method import Combination, Local, Plan, Step
-from polyfed.core.party import ClientInfo, Context, Party, load_state
+from polyfed.core.party import Blueprint, ClientInfo, Context, Party, load_state
 from polyfed.core.rng import generator
 from polyfed.core.samples import Samples, split_off
 from polyfed.core.settings import Training
 from polyfed.core.stage import Aux, Batch, Stage
-from polyfed.fusion.combining import Combined, Combiner, logits_of_everybody, networks_message
+from polyfed.core.traffic import Symbol, Told, Traffic, buffer_size, model_size, trained_size
+from polyfed.fusion.combining import BETWEEN, Combined, Combiner, logits_of_everybody, networks_message
 from polyfed.methods.ensemble import OneShot
 from polyfed.ops.adaptive import adam_step
 from polyfed.ops.aggregate import mean_state
@@ -38,6 +39,21 @@ from polyfed.ops.aggregate import mean_state
 UPLOAD = Step("upload", who="all", down=False)
 MODELS = Step("models", who="all", up=False)
 COMBINE = Step("combiner")
+
+
+def others(told: Told) -> int:
+    """Return how many numbers all other clients' networks have."""
+    return sum(map(trained_size, theirs(told))) + sum(map(buffer_size, theirs(told)))
+
+
+def names_of_others(told: Told) -> int:
+    """Return how many letters the names of their architectures have, with those between them."""
+    return len(BETWEEN.join(architecture.name for architecture in theirs(told)))
+
+
+def theirs(told: Told) -> list[Blueprint]:
+    """Return the other clients' architectures."""
+    return [told.ctx.blueprints[info.architecture] for info in told.ctx.infos.values() if info.id != told.client]
 
 
 @dataclass(frozen=True)
@@ -67,6 +83,16 @@ class FENS(OneShot):
     sends: ClassVar[str] = "the trained weights, once; then a combiner of everybody's logits and the number of samples"
     shares: ClassVar[frozenset[str]] = frozenset({"main", "combiner"})
     combines: ClassVar[Mapping[str, Combination]] = {"params/main": "apart", "params/combiner": "mean"}
+    traffic: ClassVar[Mapping[str, Traffic]] = {
+        "upload": Traffic(up="4*(P + B)"),
+        "models": Traffic("4*O + A"),
+        "combiner": Traffic("4*K", "4*K + 8"),
+    }
+    symbols: ClassVar[Mapping[str, Symbol]] = {
+        "O": Symbol("numbers of all other clients' networks", others),
+        "A": Symbol("letters of the names of their architectures", names_of_others),
+        "K": model_size("combiner", "numbers of the combiner"),
+    }
 
     l1: NotNegative = 0.0
     combiner: Literal["mlp", "class", "client"] = "mlp"

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -38,6 +39,7 @@ from polyfed.core.method import Combination, Local, Step
 from polyfed.core.party import ClientInfo, Context, Party
 from polyfed.core.places import Place
 from polyfed.core.stage import Aux, Batch, Stage
+from polyfed.core.traffic import Symbol, Told, Traffic, buffer_size, trained_size
 from polyfed.core.views import shared_names
 from polyfed.methods.fedavg import FedAvg
 from polyfed.ops.aggregate import Part, Slot, part_way
@@ -53,6 +55,27 @@ def effective(w: Tensor, kept: Tensor, theta: Tensor) -> Tensor:
     together = (size + theta).clamp_min(torch.finfo(w.dtype).tiny)  # a weight of 0 in a whole network: c = 1
     c = 1 + 2 * (theta / together) * (size / together)
     return (kept & (size >= theta)) * (value + c * (w - value))
+
+
+def competitors(told: Told) -> list[int]:
+    """Return how many weights compete, group by group."""
+    weights: Weights = told.method.weights(told.blueprint.name, told.ctx)
+    return [sum(prod(weights.shapes[name]) for name in names) for names in weights.groups]
+
+
+def kept_weights(told: Told) -> int:
+    """Return how many of them a client keeps."""
+    share = told.method.sizes[told.client % len(told.method.sizes)]
+    return sum(max(1, int(share * count + 1e-9)) for count in competitors(told))
+
+
+def others(told: Told) -> int:
+    """Return how many numbers travel whole."""
+    buffers = buffer_size(told.blueprint) if told.method.buffers == "average" else 0
+    return trained_size(told.blueprint) + buffers - sum(competitors(told))
+
+
+LARGEST = Traffic("4*k + min(ceil(m/8), 4*k) + 4*q + 4*L", "4*k + 4*q + 8")
 
 
 @dataclass(frozen=True)
@@ -79,6 +102,13 @@ class FIARSE(FedAvg):
     sends: ClassVar[str] = "the largest weights, and the number of samples"
     shares: ClassVar[frozenset[str]] = frozenset({"main", KEPT})
     combines: ClassVar[Mapping[str, Combination]] = {"params/main": "mean", f"params/{KEPT}": "mean"}
+    traffic: ClassVar[Mapping[str, Traffic]] = {"main": LARGEST, "pretrain": LARGEST}
+    symbols: ClassVar[Mapping[str, Symbol]] = {
+        "m": Symbol("weights that compete", lambda told: sum(competitors(told))),
+        "k": Symbol("those that the client keeps, floor(r*m), with scope=layer of each layer", kept_weights),
+        "q": Symbol("other parameters and float buffers, which all travel", others),
+        "L": Symbol("thresholds: 1, with scope=layer one for each layer", lambda told: len(competitors(told))),
+    }
 
     weighting: Literal["samples", "uniform"] = "uniform"
     sizes: tuple[SomeShare, ...] = (1.0, 0.25, 0.0625, 0.015625)

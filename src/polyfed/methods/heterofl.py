@@ -33,12 +33,15 @@ from polyfed.core.places import Place
 from polyfed.core.stage import Aux, Batch, Stage
 from polyfed.core.statistics import collect_statistics
 from polyfed.core.task import CLASSIFICATION
+from polyfed.core.traffic import Traffic
 from polyfed.core.views import largest_first
 from polyfed.methods.fedavg import FedAvg
 from polyfed.models.width import activate_scalers
 from polyfed.ops.aggregate import Index, IndexMap, Part, Slot, extract, scatter_mean
 
 STATISTICS = Step("statistics", who="all", when="evaluation")
+SLICED = "4*(P + [not static_bn and buffers == 'average']*B)"  # bytes of a slice
+SLICE = Traffic(SLICED, f"{SLICED} + 8")
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,11 @@ class HeteroFL(FedAvg):
     sends: ClassVar[str] = (
         "the weights of the client's width slice, BatchNorm's statistics, and the number of samples of each class"
     )
+    traffic: ClassVar[Mapping[str, Traffic]] = {
+        "main": SLICE,
+        "pretrain": SLICE,
+        "statistics": Traffic("[B > 0]*4*P", "[B > 0]*(4*B + 8)"),
+    }
 
     view: str = "prefix"
     weighting: Literal["samples", "uniform"] = "uniform"

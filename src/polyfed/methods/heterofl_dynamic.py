@@ -29,6 +29,7 @@ from polyfed.core.message import Message, State
 from polyfed.core.method import Combination, Local, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party
 from polyfed.core.stage import Aux, Batch, Grads, Stage
+from polyfed.core.traffic import Symbol, Told, Traffic, buffer_size, trained_size
 from polyfed.core.views import at_rate, name_at
 from polyfed.core.width import Shapes, corner_of, cut, put, shapes_at
 from polyfed.methods.heterofl import STATISTICS, HeteroFL
@@ -40,6 +41,12 @@ SLICE, STATES = "slice", "statistics"  # what travels under these names is narro
 def inside(grads: tuple[Grads, ...], aux: Aux) -> Grads:
     """Return the gradient of the entries that the client holds."""
     return {"main": {name: gradient * aux["held"][name] for name, gradient in grads[0]["main"].items()}}
+
+
+def level(told: Told) -> Blueprint:
+    """Return the level of a message's client."""
+    found: Blueprint = told.method.level_of(told.ctx.infos[told.client], told.ctx)
+    return found
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,14 @@ class HeteroFLDynamic(HeteroFL):
     family: ClassVar[str] = "width"
     shares: ClassVar[frozenset[str]] = frozenset({"main", SLICE, STATES})
     combines: ClassVar[Mapping[str, Combination]] = {f"params/{SLICE}": "mean", f"params/{STATES}": "mean"}
+    traffic: ClassVar[Mapping[str, Traffic]] = {
+        "main": Traffic("4*P_r", "4*P_r + 8"),
+        "statistics": Traffic("[B_r > 0]*4*(P_r + B_r)", "[B_r > 0]*(4*B_r + 8)"),
+    }
+    symbols: ClassVar[Mapping[str, Symbol]] = {
+        "P_r": Symbol("trained parameters of the client's level in the round", lambda told: trained_size(level(told))),
+        "B_r": Symbol("its float buffers", lambda told: buffer_size(level(told))),
+    }
 
     mix: str = "a1-b1-c1-d1-e1"
     decay: Literal["heterofl", "fedfd"] = "heterofl"

@@ -24,10 +24,16 @@ from typing import ClassVar
 from polyfed.core.errors import InputError
 from polyfed.core.fields import Count
 from polyfed.core.party import Blueprint, ClientInfo, Context
+from polyfed.core.traffic import Symbol, Told, Traffic, floats
 from polyfed.core.views import Shared, View, shared_names
 from polyfed.methods.fedavg import FedAvg
 
 ALL = "all"
+
+
+def shared_size(told: Told) -> int:
+    """Return how many numbers a client shares."""
+    return floats({name: told.blueprint.initial[name] for name in told.method.slots_of(told.blueprint, told.ctx)})
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,11 @@ class LGFedAvg(FedAvg):
     paper: ClassVar[str] = "Liang et al. 2020"
     family: ClassVar[str] = "prototypes"
     sends: ClassVar[str] = "the weights of the last layers and the number of samples"
+    traffic: ClassVar[Mapping[str, Traffic]] = {
+        "main": Traffic("4*S", "4*S + 8"),
+        "pretrain": Traffic("4*S", "4*S + 8"),
+    }
+    symbols: ClassVar[Mapping[str, Symbol]] = {"S": Symbol("numbers of the shared layers", shared_size)}
 
     keep: Count | str = 1
 

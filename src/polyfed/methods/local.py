@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from polyfed.core.method import Method
+from polyfed.core.traffic import Traffic
 
 
 @dataclass(frozen=True)
@@ -15,6 +17,7 @@ class Local(Method):
     name: ClassVar[str] = "local"
     paper: ClassVar[str] = "control: every client alone"
     family: ClassVar[str] = "control"
+    traffic: ClassVar[Mapping[str, Traffic]] = {}
 
     def takes_learners(self) -> bool:
         """Whatever a client has is trained on labels."""

@@ -34,10 +34,11 @@ from polyfed.core.method import Step
 from polyfed.core.party import ClientInfo, Context, Party
 from polyfed.core.samples import Samples
 from polyfed.core.stage import Stage
+from polyfed.core.traffic import Symbol, Traffic
 from polyfed.core.uploads import uploaded_logits
 from polyfed.methods.fedavg import PRETRAIN
 from polyfed.methods.feddf_hetero import FedDFHetero
-from polyfed.methods.heterofl import STATISTICS
+from polyfed.methods.heterofl import SLICED, STATISTICS, HeteroFL
 from polyfed.ops.robust import whole
 
 PATIENCE = 3  # rounds of few selections before a client does less
@@ -64,6 +65,10 @@ class MSFKD(FedDFHetero):
 
     name: ClassVar[str] = "msfkd"
     paper: ClassVar[str] = "IEEE JSTSP 2023 (reconstruction)"
+    traffic: ClassVar[Mapping[str, Traffic]] = {**HeteroFL.traffic, "main": Traffic(f"{SLICED} + E*8", f"{SLICED} + 8")}
+    symbols: ClassVar[Mapping[str, Symbol]] = {
+        "E": Symbol("1 for a client whose epochs were lowered, else 0", lambda told: "epochs" in told.message.meta)
+    }
 
     ensemble: Literal["logits"] = "logits"  # the teacher is a mean of logits
     rho: SomeShare = 0.5

@@ -25,6 +25,7 @@ from polyfed.core.method import Local, Plan, Step
 from polyfed.core.nets import frozen_names
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, state_of
 from polyfed.core.stage import Aux, Batch, Stage
+from polyfed.core.traffic import Traffic
 from polyfed.methods.fedavg import FedAvg
 from polyfed.ops.distance import l1_norm
 
@@ -47,6 +48,7 @@ class OneShotFedAvg(FedAvg):
     needs: ClassVar[frozenset[str]] = frozenset({"same_arch", "builds"})
     sends: ClassVar[str] = "the trained weights and the number of samples, once"
     outcome: ClassVar[str] = "server"
+    traffic: ClassVar[Mapping[str, Traffic]] = {"main": Traffic("8", "4*(P + B) + 8")}
 
     view: str = "full"
     l1: NotNegative = 1e-7

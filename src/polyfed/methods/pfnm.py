@@ -26,6 +26,7 @@ from polyfed.core.message import Message
 from polyfed.core.method import Local, Plan, Step
 from polyfed.core.party import ClientInfo, Context, Party
 from polyfed.core.passes import count_right
+from polyfed.core.traffic import Symbol, Traffic, floats
 from polyfed.core.views import Blueprints
 from polyfed.fusion.chain import check_alike, layers_of, load_chain
 from polyfed.fusion.matching import accuracy_of, candidates, matched
@@ -60,6 +61,11 @@ class PFNM(OneShot):
     needs: ClassVar[frozenset[str]] = frozenset({"builds", "mlp", "same_depth", "classes"})
     sends: ClassVar[str] = "the trained weights and the number of samples of each class, once"
     keeps: ClassVar[str] = "fused"
+    traffic: ClassVar[Mapping[str, Traffic]] = {"main": Traffic(up="4*(P + C)"), "score": Traffic("4*K", "4*M + 8")}
+    symbols: ClassVar[Mapping[str, Symbol]] = {
+        "M": Symbol("candidates, one for each setting of the matching", lambda told: len(told.method.settings())),
+        "K": Symbol("numbers of all candidates", lambda told: sum(map(floats, told.message.params.values()))),
+    }
 
     sigma2: Positive = 1.0
     sigma0_2: Positive = 10.0

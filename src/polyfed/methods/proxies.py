@@ -15,6 +15,7 @@ from torch import nn
 from polyfed.core.message import Message
 from polyfed.core.method import Combination, Method, Step
 from polyfed.core.party import ClientInfo, Context, Party, load_state, shared_state
+from polyfed.core.traffic import Symbol, Traffic, model_size
 from polyfed.models import build
 from polyfed.ops.aggregate import mean_state
 
@@ -35,6 +36,8 @@ class Proxies(Method):
     sends: ClassVar[str] = "the weights of a small common model"
     shares: ClassVar[frozenset[str]] = frozenset({"proxy"})
     combines: ClassVar[Mapping[str, Combination]] = {"params/proxy": "mean"}
+    traffic: ClassVar[Mapping[str, Traffic]] = {"main": Traffic("4*G", "4*G + [weighting == 'samples']*8")}
+    symbols: ClassVar[Mapping[str, Symbol]] = {"G": model_size("proxy", "numbers of the small common model")}
 
     proxy: str = "mlp:1x64"
     weighting: Literal["samples", "uniform"] = "uniform"

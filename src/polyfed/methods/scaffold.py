@@ -30,7 +30,8 @@ from polyfed.core.method import Combination, Local, Step
 from polyfed.core.party import ClientInfo, Context, Party, remembered
 from polyfed.core.settings import Training
 from polyfed.core.stage import Aux, Grads, Stage
-from polyfed.methods.fedavg import FedAvg
+from polyfed.core.traffic import Traffic
+from polyfed.methods.fedavg import WEIGHTS, FedAvg
 from polyfed.ops.aggregate import IndexMap, Slot, extract, part_way
 
 
@@ -54,6 +55,10 @@ class Scaffold(FedAvg):
     paper: ClassVar[str] = "Karimireddy et al. 2020"
     sends: ClassVar[str] = "model weights, the change of a control variate of the same size, the number of samples"
     combines: ClassVar[Mapping[str, Combination]] = {"params/main": "mean", "data/control": "mean"}
+    traffic: ClassVar[Mapping[str, Traffic]] = {
+        **FedAvg.traffic,
+        "main": Traffic(f"{WEIGHTS} + 4*P", f"{WEIGHTS} + 4*P + 8"),
+    }
 
     weighting: Literal["samples", "uniform"] = "uniform"
     option: Literal["auto", "I", "II", "gradient"] = "auto"

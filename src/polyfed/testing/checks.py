@@ -21,6 +21,7 @@ from polyfed.core.message import Message
 from polyfed.core.method import Method
 from polyfed.core.places import kind_of
 from polyfed.core.robust import fits
+from polyfed.core.traffic import Told, Traffic, expected_bytes, letters, shown
 from polyfed.core.trust import Rule
 from polyfed.engines.inprocess import InProcess
 from polyfed.result import Result
@@ -139,6 +140,26 @@ def bytes_are_those_of_the_messages(setting: Setting) -> None:
         assert sum(size for name, size in cost.kinds.items() if f"/{direction}/" in name) == total
 
 
+def bytes_are_those_of_the_formulas(setting: Setting) -> None:
+    """Every message is as large as the formulas in `traffic` say."""
+    method = setting.method
+    if method.traffic is None:
+        raise NotApplicable("it has no formulas of its cost")
+    letters(method)
+    for said in setting.observed.said:
+        exchange = method.traffic.get(said.step.name, Traffic())
+        for direction, group in (("down", said.down), ("up", said.up)):
+            for client, blob in group.items():
+                message, formula = Message.from_bytes(blob), getattr(exchange, direction)
+                who = client, message, said.models[client], said.train[client], said.public
+                expected = expected_bytes(formula, Told(method, said.ctx, *who))
+                counted = message.nbytes() if getattr(said.step, direction) else 0
+                assert expected == counted, (
+                    f"client {client}, round {said.ctx.round}, step '{said.step.name}': {counted} bytes go "
+                    f"{direction}, and `traffic` says {shown(formula)} = {expected}"
+                )
+
+
 def only_declared_models_travel_and_no_inputs(setting: Setting) -> None:
     """Only models that `shares` names travel, and no input is among what a client tells."""
     shares, looked = type(setting.method).shares, []
@@ -146,7 +167,7 @@ def only_declared_models_travel_and_no_inputs(setting: Setting) -> None:
         for client, blob in said.up.items():
             reply = Message.from_bytes(blob)
             assert set(reply.params) <= shares, f"{set(reply.params)} travel, `shares` has {set(shares)}"
-            assert Message.from_bytes(said.down[client]).params.keys() & said.models[client] <= shares
+            assert Message.from_bytes(said.down[client]).params.keys() & said.models[client].keys() <= shares
             own = said.train[client]
             private = torch.cat([own.inputs(), own.x[own.rows()]]).flatten(1)  # as networks see them, and as they are
             for name, tensor in reply.tensors():
@@ -259,6 +280,7 @@ CHECKS: tuple[Callable[[Setting], None], ...] = (
     unselected_clients_are_untouched,
     bytes_are_those_of_the_messages,
     only_declared_models_travel_and_no_inputs,
+    bytes_are_those_of_the_formulas,
     rules_against_bad_senders_slot_in,
     resume_gives_the_same_run,
     one_sample_and_one_class_take_part,

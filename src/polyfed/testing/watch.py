@@ -13,6 +13,7 @@ import torch
 
 from polyfed.core.message import Message, State
 from polyfed.core.method import Step
+from polyfed.core.party import Context
 from polyfed.core.samples import Samples, Scaling
 from polyfed.engines import batched
 from polyfed.engines.inprocess import InProcess
@@ -60,8 +61,10 @@ class Said:
     step: Step
     down: dict[int, bytes]
     up: dict[int, bytes]
-    models: dict[int, set[str]]  # names of a client's models
+    models: dict[int, dict[str, State]]  # those of a client
     train: dict[int, Samples]
+    public: Samples | None
+    ctx: Context  # as it was then
 
 
 @dataclass
@@ -83,9 +86,10 @@ def observing() -> Iterator[Observed]:
         down = {client: _written(message) for client, message in messages.items()}
         replies = exchange(self, step, messages, ctx)
         up = {client: _written(message) for client, message in replies.messages.items()}
-        models = {client: set(self.store.states(client)) for client in up}
-        train = {client: own for client in up if (own := self.store.data[client].train) is not None}
-        observed.said.append(Said(step, down, up, models, train))
+        models = {client: self.store.states(client) for client in messages}
+        train = {client: own for client in messages if (own := self.store.data[client].train) is not None}
+        public = next((data.public for data in self.store.data.values() if data.public is not None), None)
+        observed.said.append(Said(step, down, up, models, train, public, copy.copy(ctx)))
         return replies
 
     with patch.object(InProcess, "exchange", noted):
