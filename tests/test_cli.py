@@ -51,10 +51,29 @@ def refused(*arguments, says, cwd=None):
     assert "Traceback" not in sentence
 
 
-@pytest.mark.parametrize("words", [("rnu",), ("keys", "inti"), ("form", "tel")])
-def test_a_command_that_there_is_not_is_corrected_once(words):
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["rnu"], "polyfed has no command 'rnu': did you mean 'run'?"),
+        (["keys", "inti"], "polyfed keys has no command 'inti': did you mean 'init'?"),
+        (["form", "xyz"], "polyfed form has no command 'xyz': it has agree, tell."),
+        (["--verson"], "polyfed has no option '--verson': did you mean '--version'?"),
+        (["run", "--mehtod", "fedavg"], "polyfed run has no option '--mehtod': did you mean '--method'?"),
+        (["run", "--xyz"], "polyfed run has no option '--xyz': see 'polyfed run --help'."),
+        (["run", "--rounds"], "polyfed run: the option '--rounds' needs a value: see 'polyfed run --help'."),
+        (["run", "a", "b"], "polyfed run: got unexpected extra argument (b): see 'polyfed run --help'."),
+        (["report"], "polyfed report needs RUNS: see 'polyfed report --help'."),
+        (["export", "a"], "polyfed export needs --out (the file to write): see 'polyfed export --help'."),
+    ],
+)
+def test_wrong_words_are_one_sentence_that_says_what_was_meant(words, says):
     done = polyfed(*words)
-    assert done.returncode == 2 and done.stderr.lower().count("did you mean") == 1, done.stderr
+    assert (done.returncode, done.stderr.strip()) == (2, f"Error: {says}")
+
+
+def test_nothing_said_is_a_question_for_help():
+    done = polyfed("keys")
+    assert "Usage: polyfed keys" in done.stdout + done.stderr and "Error" not in done.stderr
 
 
 def test_help_does_not_import_torch():

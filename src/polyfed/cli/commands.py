@@ -12,7 +12,7 @@ from rich.console import Console
 from polyfed import __version__
 from polyfed.cli.about import register as register_about
 from polyfed.cli.federation import register as register_flower
-from polyfed.cli.options import Commands, Json, with_settings
+from polyfed.cli.options import Json, with_settings
 from polyfed.cli.reproduce import register as register_reproduce
 from polyfed.cli.trained import register as register_trained
 from polyfed.core.launch import rank
@@ -20,7 +20,6 @@ from polyfed.terminal.tables import say
 
 app = typer.Typer(
     name="polyfed",
-    cls=Commands,
     help="Federated learning for parties with different neural networks.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import click
 from rich.console import Console
 from rich.text import Text
 
@@ -21,10 +22,21 @@ def main() -> None:
 
     try:
         _check_launched()
-        app(prog_name="polyfed")  # also under `python -m polyfed`: completion goes by this name
-    except KeyboardInterrupt:
+        # The name also under `python -m polyfed`: completion goes by it. Not standalone: errors come here.
+        code = app(prog_name="polyfed", standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except (KeyboardInterrupt, click.Abort):
         Console(stderr=True).print("Stopped.")
         sys.exit(130)
+    except click.ClickException as error:
+        from polyfed.cli.usage import complaint
+
+        sentence = complaint(error, sys.argv[1:])
+        if sentence is None:
+            error.show()
+        else:
+            _complain(sentence)
+        sys.exit(2)
     except InputError as error:
         _complain(error)
         sys.exit(2)
@@ -35,9 +47,9 @@ def main() -> None:
         _complain(error)
         sys.exit(1)
     except Exception as error:
-        from polyfed.cli.failure import keep, sentence
+        from polyfed.cli import failure
 
-        _complain(f"{sentence(error)} The traceback is in {keep(error)}.")
+        _complain(f"{failure.sentence(error)} The traceback is in {failure.keep(error)}.")
         sys.exit(1)
 
 

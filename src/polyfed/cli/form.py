@@ -8,13 +8,11 @@ from typing import Annotated
 import typer
 
 from polyfed.cli.failure import sentences
-from polyfed.cli.options import Commands, with_settings
+from polyfed.cli.options import with_settings
 
 OF_A_SITE = ("label", "columns", "drop_columns", "kind", "task", "validation")  # how a site's file is read
 
-form_app = typer.Typer(
-    cls=Commands, help="Agree on how tables become numbers, without showing a row.", no_args_is_help=True
-)
+form_app = typer.Typer(help="Agree on how tables become numbers, without showing a row.", no_args_is_help=True)
 
 
 @form_app.command("tell")

@@ -8,10 +8,9 @@ from typing import Annotated
 import typer
 
 from polyfed.cli.failure import sentences
-from polyfed.cli.options import Commands
 from polyfed.flower import require_flower
 
-keys_app = typer.Typer(cls=Commands, help="Certificates and keys of a real federation.", no_args_is_help=True)
+keys_app = typer.Typer(help="Certificates and keys of a real federation.", no_args_is_help=True)
 
 
 @keys_app.callback()

@@ -7,21 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-import click
 import typer
-from typer.core import TyperGroup
 
 from polyfed.config import SECTIONS, Config, option_names, short_names
 from polyfed.core.fields import in_words, meanings, types_of
-
-
-class Commands(TyperGroup):
-    """A group of commands that suggests a command once: newer releases of click do it themselves."""
-
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
-        self.suggest_commands = not hasattr(click.exceptions, "NoSuchCommand")
-
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON (progress goes to the error stream).")]
 
