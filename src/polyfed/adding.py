@@ -35,7 +35,7 @@ def add_client(
     out: str | Path,
     name: str | None = None,
     test: Any = None,
-    label: str | None = None,
+    label: str | Sequence[str] | None = None,
     clients: Clients | None = None,
     observers: Sequence[Observer] = (),
     progress: bool | None = None,
@@ -149,7 +149,7 @@ def _begin(run: Path, out: Path, config: Config) -> None:
 
 
 def with_client(
-    clients: Clients, data: Any, name: str | None, test: Any, label: str | None, resize: Any = None
+    clients: Clients, data: Any, name: str | None, test: Any, label: str | Sequence[str] | None, resize: Any = None
 ) -> Clients:
     """Return clients and one more, whose rows become numbers as theirs do.
 

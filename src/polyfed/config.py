@@ -42,8 +42,8 @@ class Data:
     resize
         Height and width that images are brought to.
     inputs, label, columns, drop
-        Names of the input column (or of all features), the label column, of columns that are no features, and of
-        columns that are left out (tables).
+        Names of the input column (or of all features), the label column (or several: a,b), of columns that are no
+        features, and of columns that are left out (tables).
     kind
         What the inputs are, where it is not plain: image, signal, table, text or tokens.
     length
@@ -79,7 +79,7 @@ class Data:
     limit: AtLeastOne | tuple[int | None, int | None] | None = setting(None)
     resize: AtLeastOne | tuple[AtLeastOne, AtLeastOne] | None = None
     inputs: str | tuple[str, ...] | None = None
-    label: str | None = setting(None)
+    label: str | tuple[str, ...] | None = setting(None)
     columns: tuple[str, ...] = setting(())
     drop: tuple[str, ...] = setting((), short="drop_columns")
     kind: Literal["image", "signal", "table", "text", "tokens"] | None = setting(None)

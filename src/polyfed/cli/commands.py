@@ -16,7 +16,7 @@ from polyfed.cli.options import Json, with_settings
 from polyfed.cli.reproduce import register as register_reproduce
 from polyfed.cli.trained import register as register_trained
 from polyfed.core.launch import rank
-from polyfed.terminal.tables import say
+from polyfed.terminal.tables import percent, say
 
 app = typer.Typer(
     name="polyfed",
@@ -249,7 +249,7 @@ def analyze(
 
 
 @app.command()
-@with_settings(("label", "columns", "drop_columns", "kind"))
+@with_settings(("label", "columns", "drop_columns", "kind", "task"))
 def fuse(
     files: Annotated[list[Path], typer.Argument(help="States of trained networks (safetensors or .pt).")],
     models: Annotated[
@@ -272,11 +272,12 @@ def fuse(
 ) -> None:
     """Fuse trained networks into one model, without any training of theirs."""
     from polyfed.command import options_of
+    from polyfed.core.task import CLASSIFICATION
     from polyfed.experiment import read_experiment
-    from polyfed.fusion import accuracy_of, fuse, fuse_files
+    from polyfed.fusion import fuse, fuse_files, score_on
     from polyfed.specs import split_models
 
-    own = ("models", "method", "search", "public", "distill_into", "input_shape")
+    own = ("models", "method", "search", "public", "distill_into", "input_shape", "task")
     options = options_of("fuse", fuse, set_ or (), leave=own)
     loaded = read_experiment(None, {"data": data, **given}).base.data.whole(0)
     if distill_into:
@@ -288,11 +289,13 @@ def fuse(
         input_shape=loaded.input_shape,
         num_classes=loaded.num_classes,
         out=out,
+        task=loaded.task,
         **options,
     )
-    accuracy = accuracy_of(fused, loaded.test)
     console = Console()
-    say(console, f"{method} of {len(files)} networks: {100 * accuracy:.1f} % on the test set of {data}")
+    what = "" if loaded.task == CLASSIFICATION else f"{loaded.task.title} "
+    reached = percent(score_on(fused, loaded.test, loaded.task))
+    say(console, f"{method} of {len(files)} networks: {what}{reached} % on the test set of {data}")
     say(console, f"Written to {out}; load it with polyfed.fusion.load_fused")
 
 

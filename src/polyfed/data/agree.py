@@ -34,8 +34,8 @@ class Agreed:
 
     def options(self) -> dict[str, Any]:
         """Return what `load` needs to read a site's rows like this."""
-        names = {"class_names": list(self.class_names)} if self.task == CLASSIFICATION else {}
-        return {"form": self.form, "task": None if self.task == CLASSIFICATION else self.task, **names}
+        task = None if self.task == CLASSIFICATION else self.task
+        return {"form": self.form, "task": task, "class_names": list(self.class_names)}
 
 
 def tell(data: Dataset) -> dict[str, Any]:
@@ -99,7 +99,13 @@ def agree(told: Mapping[str, Mapping[str, Any]]) -> Agreed:
     task = from_description([reference["task"], *([[], []] if reference["task"] == Regression.name else [])])
     if task == CLASSIFICATION:
         names = tuple(sorted({name for one in told.values() for name in one["class_names"]}, key=_in_order))
-    elif isinstance(task, Regression):
+    for site, one in told.items() if task != CLASSIFICATION else ():
+        if len(one["class_names"]) != len(names) or (len(names) > 1 and tuple(one["class_names"]) != names):
+            raise InputError(
+                f"{site} has the {task.noun}s {', '.join(one['class_names'])}, but {first} has {', '.join(names)}: all "
+                "sites name the same ones in the same order (--label a,b)."
+            )
+    if isinstance(task, Regression):
         units = [_moments([one["targets"][place] for one in told.values()]) for place in range(len(names))]
         task = Regression(tuple(center for center, _ in units), tuple(spread for _, spread in units))
     return Agreed(Form("table", tuple(columns)), names, task)

@@ -87,11 +87,12 @@ def put_together(
     name: str, train: Part, test: Part | None, options: dict[str, Any], seed: int, scaling: Scaling | None = None
 ) -> Dataset:
     """Put the parts together: hold out a test part if there is none, one number of channels, one size."""
-    class_names, num_classes = options.get("class_names") or train.class_names, options.get("num_classes")
-    if are_names([part.labels for part in (train, test) if part is not None], options.get("class_names") or ()):
+    notes, task = train.notes, as_task(options.get("task"))
+    class_names, num_classes = options.get("class_names") or train.outputs(task), options.get("num_classes")
+    both = [part.labels for part in (train, test) if part is not None]
+    if task == CLASSIFICATION and are_names(both, options.get("class_names") or ()):
         train = replace(train, labels=train.labels.astype(np.int64).astype(str))
         test = None if test is None else replace(test, labels=test.labels.astype(np.int64).astype(str))
-    notes, task = train.notes, as_task(options.get("task"))
     if test is None and task != CLASSIFICATION:
         train, test = _hold_out(name, train, seed, classes=False)
     elif test is None:

@@ -13,15 +13,15 @@ import numpy as np
 from torch import Tensor
 
 from polyfed.core.errors import InputError
+from polyfed.core.task import CLASSIFICATION, Task
 from polyfed.data.decode import as_inputs, decode_images
 from polyfed.data.form import Form, Raw
-from polyfed.data.labels import label_array
+from polyfed.data.labels import find_label, label_columns, read_labels
 from polyfed.data.tables import Table, read_table, table_of_frame
 
 if TYPE_CHECKING:
     pass  # type: ignore[import-untyped]
 
-LABELS = ("label", "labels", "fine_label", "target", "class", "y")
 IMAGES = ("image", "img", "x", "pixels", "features", "signal")
 TEXTS = ("text", "sentence", "content", "body", "message", "review")
 TOKENS = ("input_ids", "token_ids", "tokens", "ids")
@@ -50,7 +50,15 @@ class Part:
     divisor: float | None = None
     features: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()  # which columns the labels came from
     form: Form | None = None  # of inputs that were made numbers before
+
+    def outputs(self, task: Task) -> tuple[str, ...] | None:
+        """Return the names of what is predicted: the classes, or the columns of labels and values; None: unknown."""
+        if task == CLASSIFICATION or not self.targets:
+            return self.class_names
+        width = 1 if self.labels.ndim == 1 else self.labels.shape[1]
+        return self.targets if len(self.targets) == width else None  # one column may hold lists
 
     @property
     def tensor(self) -> Tensor:
@@ -63,7 +71,7 @@ def convert(
     table: Table,
     *,
     inputs: str | Sequence[str] | None = None,
-    label: str | None = None,
+    label: str | Sequence[str] | None = None,
     columns: Sequence[str] = (),
     drop: Sequence[str] = (),
     resize: tuple[int, int] | None = None,
@@ -81,36 +89,38 @@ def convert(
         If a column is missing (with the columns there are), empty, or of a type that cannot be used.
     """
     named = [inputs] if isinstance(inputs, str) else list(inputs or ())
-    for name in (*named, label, *columns, *drop):
-        if name is not None and name not in table.rows.column_names:
+    targets = label_columns(label, table.rows.column_names)
+    for name in (*named, *targets, *columns, *drop):
+        if name not in table.rows.column_names:
             raise InputError(
                 f"{table.what} has no column '{name}': its columns are {', '.join(table.rows.column_names)}."
             )
-    both = [name for name in drop if name in (*named, label, *columns)]
+    both = [name for name in drop if name in (*named, *targets, *columns)]
     if both:
         raise InputError(f"Column '{both[0]}' is both used and dropped: leave it out of drop.")
     table = replace(table, rows=table.rows.drop_columns(list(drop))) if drop else table
     present = table.rows.column_names
-    label = label or _find_label(table)
-    x_columns, left_out = (named, []) if named else _find_inputs(table, label, columns, kind)
+    targets = targets or [find_label(table)]
+    x_columns, left_out = (named, []) if named else _find_inputs(table, targets, columns, kind)
     said: list[str] = []
     x, whole = _features(table, x_columns, resize, kind, said)
-    labels = _labels(table, label)
+    labels = read_labels(table, targets)
     others = {
         name: _scalars(table, name)
         for name in present
-        if name != label and name not in x_columns and (name in columns or _is_scalar(table.rows.schema.field(name)))
+        if name not in (*targets, *x_columns) and (name in columns or _is_scalar(table.rows.schema.field(name)))
     }
     return Part(
         x,
         labels,
-        table.class_names.get(label),
+        table.class_names.get(targets[0]) if len(targets) == 1 else None,
         others,
         features=() if whole else tuple(x_columns),
         notes=(
             *(f"column '{name}' is an identifier, not a feature (inputs=[...] would keep it)" for name in left_out),
             *said,
         ),
+        targets=tuple(targets),
     )
 
 
@@ -155,22 +165,11 @@ def same_features(features: Sequence[str], first: Sequence[str], what: str) -> N
         )
 
 
-def _find_label(table: Table) -> str:
-    present = table.rows.column_names
-    for name in LABELS:
-        if name in present:
-            return name
-    if len(table.class_names) == 1:
-        return next(iter(table.class_names))
-    raise InputError(
-        f"{table.what} has no column that looks like a label; its columns are {', '.join(present)}: "
-        "pass label='...' with the right one."
-    )
-
-
-def _find_inputs(table: Table, label: str, columns: Sequence[str], kind: str | None) -> tuple[list[str], list[str]]:
+def _find_inputs(
+    table: Table, targets: Sequence[str], columns: Sequence[str], kind: str | None
+) -> tuple[list[str], list[str]]:
     """Return the input columns, and identifiers that were left out."""
-    fields = [field for field in table.rows.schema if field.name != label and field.name not in columns]
+    fields = [field for field in table.rows.schema if field.name not in (*targets, *columns)]
     whole = [field.name for field in fields if _is_encoded(field.type) or _is_list(field.type)]
     if whole:
         preferred = [name for name in (*IMAGES, *TOKENS) if name in whole]
@@ -190,7 +189,7 @@ def _find_inputs(table: Table, label: str, columns: Sequence[str], kind: str | N
         return found, []
     if not usable:
         raise InputError(
-            f"{table.what} has no image or feature columns besides '{label}'; its columns are "
+            f"{table.what} has no image or feature columns besides '{', '.join(targets)}'; its columns are "
             f"{', '.join(table.rows.column_names)}: pass inputs='...'."
         )
     return usable, left_out
@@ -294,14 +293,6 @@ def _blobs(table: Table, name: str) -> list[bytes | Path]:
         if blob is None or (isinstance(blob, Path) and not blob.is_file()):
             raise InputError(f"Row {row} of {table.what} has no image in column '{name}': remove the row.")
     return blobs
-
-
-def _labels(table: Table, name: str) -> np.ndarray:
-    column = table.rows[name]
-    if column.null_count:
-        row = column.to_pylist().index(None)
-        raise InputError(f"Row {row} of {table.what} has no label in column '{name}': remove the row.")
-    return label_array(column.to_pylist(), table.what)
 
 
 def _scalars(table: Table, name: str) -> np.ndarray:

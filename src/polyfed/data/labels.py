@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from polyfed.core.errors import InputError
+from polyfed.data.tables import Table
 
+LABELS = ("label", "labels", "fine_label", "target", "class", "y")  # what label columns are called
 FEW = 8  # so many labels are listed in a note; more are counted
 
 
@@ -43,6 +45,57 @@ def label_array(labels: Any, what: str) -> np.ndarray:
     if array.dtype.kind not in "buifUS":
         raise InputError(f"The labels of {what} are of type {array.dtype}: give class numbers or strings.")
     return array.astype(str) if array.dtype.kind in "US" else array
+
+
+def label_columns(label: str | Sequence[str] | None, present: Collection[str]) -> list[str]:
+    """Return the label columns that somebody named: one, several, or `a,b` in one text.
+
+    Raises
+    ------
+    InputError
+        If one is named twice.
+    """
+    if label is None:
+        return []
+    if isinstance(label, str):
+        names = [label] if label in present else [name.strip() for name in label.split(",")]
+    else:
+        names = list(label)
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"The label column '{name}' is named twice: name each once.")
+    return names
+
+
+def find_label(table: Table) -> str:
+    """Return the column that is named like a label, or the only one whose classes have names."""
+    present = table.rows.column_names
+    for name in LABELS:
+        if name in present:
+            return name
+    if len(table.class_names) == 1:
+        return next(iter(table.class_names))
+    raise InputError(
+        f"{table.what} has no column that looks like a label; its columns are {', '.join(present)}: "
+        "pass label='...' with the right one."
+    )
+
+
+def read_labels(table: Table, names: Sequence[str]) -> np.ndarray:
+    """Return one label for each row, or rows of numbers where there are several label columns."""
+    found = []
+    for name in names:
+        column = table.rows[name]
+        if column.null_count:
+            row = column.to_pylist().index(None)
+            raise InputError(f"Row {row} of {table.what} has no label in column '{name}': remove the row.")
+        found.append(label_array(column.to_pylist(), table.what))
+        if len(names) > 1 and (found[-1].ndim > 1 or found[-1].dtype.kind not in "buif"):
+            raise InputError(
+                f"The label column '{name}' of {table.what} holds no single numbers: of several label columns each "
+                "holds 0 and 1 (task='multilabel') or values (task='regression')."
+            )
+    return found[0] if len(found) == 1 else np.stack([labels.astype(np.float64) for labels in found], axis=1)
 
 
 def number_classes(

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from polyfed.core.errors import InputError
 from polyfed.core.samples import Samples
-from polyfed.data.columns import IMAGES, LABELS, TEXTS, TOKENS, Part, convert
+from polyfed.data.columns import IMAGES, TEXTS, TOKENS, Part, convert
 from polyfed.data.dataset import Dataset
 from polyfed.data.decode import as_inputs, image_to_array, stack_images
 from polyfed.data.form import Raw
-from polyfed.data.labels import label_array
+from polyfed.data.labels import LABELS, label_array, label_columns
 from polyfed.data.tables import table_of, table_of_frame
 
 MASK = "attention_mask"  # beside token ids: which of them are no padding
@@ -181,23 +181,23 @@ def _pair_of(
     item: Mapping[str, Any], options: Mapping[str, Any], row: int, what: str, kept: dict[str, list[Any]]
 ) -> tuple[Any, Any]:
     """Return input and label of an item that is a dictionary; its other single values are columns."""
-    label = options.get("label") or next((name for name in LABELS if name in item), None)
+    labels = label_columns(options.get("label"), item) or [name for name in LABELS if name in item][:1]
     named = options.get("inputs")
     known = (*IMAGES, *TOKENS, *TEXTS)
     source = (named if isinstance(named, str) else None) or next((name for name in known if name in item), None)
-    for part, name in (("label", label), ("inputs", source)):
+    for part, name in (*(("label", name) for name in labels or (None,)), ("inputs", source)):
         if name is None or name not in item:
             raise InputError(
                 f"Item {row} of {what} is a dictionary with {', '.join(map(str, item))}, and it is not plain which is "
                 f"the {'label' if part == 'label' else 'input'}: pass {part}='...'."
             )
     for name, value in item.items():
-        if name not in (label, source) and _is_value(value):
+        if name not in (*labels, source) and _is_value(value):
             kept.setdefault(name, []).append(value)
     value = item[source]  # type: ignore[index]
     if MASK in item and source in TOKENS:
         value = _unmasked(_plain(value), _plain(item[MASK]), row, what)
-    return value, item[label]  # type: ignore[index]
+    return value, item[labels[0]] if len(labels) == 1 else [_plain(item[name]).item() for name in labels]
 
 
 def _is_tokens(item: Mapping[str, Any], options: Mapping[str, Any]) -> bool:

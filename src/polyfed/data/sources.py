@@ -48,7 +48,7 @@ def load(
     seed: int = 0,
     resize: int | tuple[int, int] | None = None,
     inputs: str | Sequence[str] | None = None,
-    label: str | None = None,
+    label: str | Sequence[str] | None = None,
     columns: str | Sequence[str] = (),
     drop: str | Sequence[str] = (),
     kind: str | None = None,
@@ -86,8 +86,9 @@ def load(
     resize
         Height and width (or one number for both) that images are brought to.
     inputs, label, columns, drop
-        Names of the input column (or of all features), the label column, of columns that are kept beside the features
-        (to group by), and of columns that are left out (tables only). Columns are numbers, yes and no, or words; a
+        Names of the input column (or of all features), the label column (or several: of a multi-label task, or of a
+        regression with several targets), of columns that are kept beside the features (to group by), and of columns
+        that are left out (tables only). Columns are numbers, yes and no, or words; a
         column named like an identifier is not a feature unless it is named (`Dataset.notes` says so).
     kind
         What the inputs are, where it is not plain: `image`, `signal` (samples, channels, time), `tokens` (whole numbers
@@ -117,7 +118,7 @@ def load(
     options = {
         "resize": size,
         "inputs": inputs if inputs is None or isinstance(inputs, str) else list(inputs),
-        "label": label,
+        "label": label if label is None or isinstance(label, str) else list(label),
         "columns": [columns] if isinstance(columns, str) else list(columns or ()) or None,
         "drop": [drop] if isinstance(drop, str) else list(drop or ()) or None,
         "kind": _kind(kind),

@@ -5,6 +5,17 @@ from polyfed.fusion.distill import Distillation
 from polyfed.fusion.files import fuse_files, load_fused
 from polyfed.fusion.fusing import METHODS, fuse
 from polyfed.fusion.matching import accuracy_of
+from polyfed.fusion.networks import score_on
 from polyfed.ops.matching import Matching
 
-__all__ = ["METHODS", "Distillation", "Matching", "accuracy_of", "fuse", "fuse_blockdiag", "fuse_files", "load_fused"]
+__all__ = [
+    "METHODS",
+    "Distillation",
+    "Matching",
+    "accuracy_of",
+    "fuse",
+    "fuse_blockdiag",
+    "fuse_files",
+    "load_fused",
+    "score_on",
+]

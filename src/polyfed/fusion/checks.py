@@ -10,10 +10,13 @@ from torch import Tensor, nn
 
 from polyfed.core.errors import InputError
 from polyfed.core.samples import Samples
+from polyfed.core.task import CLASSIFICATION, Task
 from polyfed.data import Dataset
 from polyfed.fusion.chain import weight_layers
 from polyfed.models import signature
 from polyfed.ops.selection import NORMALIZATIONS, class_weights
+
+ANY_TASK = ("average", "ensemble")  # methods that do not ask what the outputs mean
 
 
 def known_outputs(network: nn.Module) -> int | None:
@@ -39,6 +42,16 @@ def check_networks(networks: Sequence[nn.Module]) -> None:
                 f"Network 0 has {sizes[0]} outputs and network {place} has {size}: networks are fused over one set of "
                 "labels, in one order."
             )
+
+
+def check_task(task: Task, method: str, distilled: bool) -> None:
+    """Refuse what works with classes only, where the networks learned something else."""
+    if task != CLASSIFICATION and (distilled or method not in ANY_TASK):
+        what = "distill_into" if distilled else method
+        raise InputError(
+            f"{what} needs classes, but the task is {task.name}: fuse such networks with {', '.join(ANY_TASK)}"
+            f"{', without distill_into' if distilled else ''}."
+        )
 
 
 def expect(field: str, value: str, words: Sequence[str]) -> None:

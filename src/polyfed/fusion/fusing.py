@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from polyfed.core.errors import unknown
 from polyfed.core.rng import generator
 from polyfed.core.samples import Samples
+from polyfed.core.task import CLASSIFICATION, Task, as_task
 from polyfed.core.threads import one_thread
 from polyfed.fusion.chain import check_alike
 from polyfed.fusion.checks import (
@@ -26,6 +27,7 @@ from polyfed.fusion.checks import (
     check_one_architecture,
     check_one_depth,
     check_selection,
+    check_task,
     expect,
     known_outputs,
     read_class_weights,
@@ -65,6 +67,7 @@ def fuse(
     distillation: Distillation | None = None,
     input_shape: Sequence[int] | None = None,
     seed: int = 0,
+    task: Task | str = CLASSIFICATION.name,
 ) -> nn.Module:
     """Fuse trained networks into one module.
 
@@ -102,6 +105,8 @@ def fuse(
         Shape of one input, where it cannot be read off `public` or a first linear layer.
     seed
         Of everything random: sweeps of the matching, the student's initial weights, made inputs.
+    task
+        What the networks learned: where it is not classification, `average` and `ensemble` fuse them.
 
     Returns
     -------
@@ -117,6 +122,7 @@ def fuse(
     check_networks(models)
     if method not in METHODS:
         raise unknown("fusion method", method, METHODS)
+    check_task(as_task(task), method, distill_into is not None)
     table = None if counts is None else read_label_table(counts, len(models))
     inputs = None if public is None else read_inputs(public)
     shape = tuple(inputs.x.shape[1:]) if inputs is not None else input_shape
@@ -140,7 +146,7 @@ def fuse(
         fused = _pfnm(networks, matching or Matching(), table, search, shape, seed)
     elif method == "ensemble":
         expect("space", space, ("prob", "logit"))
-        fused = Averaged(networks, space, read_class_weights(weights, table))
+        fused = Averaged(networks, space, read_class_weights(weights, table), as_task(task).name)
     else:
         size = {"ams-top1": 1, "ams-topk": k, "ams-full": None}[method]
         check_selection(networks, size, normalize, temperatures, mask_absent, confidence, table)

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polyfed.core.metrics import score_of
 from polyfed.core.samples import Samples
-from polyfed.core.task import CLASSIFICATION, as_task
+from polyfed.core.task import CLASSIFICATION, Task, as_task
 from polyfed.ops.selection import ensemble_scores, normalized, top_k_scores
 
 CHUNK = 512  # inputs at once
@@ -24,6 +25,11 @@ def scores_on(model: nn.Module, data: Samples) -> Tensor:
     """Return the scores of a module, which is in prediction mode, on all inputs of some samples."""
     device = next((parameter.device for parameter in model.parameters()), data.x.device)
     return torch.cat([model(x.to(device)) for x, _ in data.chunks(CHUNK)])
+
+
+def score_on(model: nn.Module, data: Samples, task: Task) -> float | None:
+    """Return how good a module is on some samples, by the score of its task; None: it does not exist there."""
+    return score_of(task, task.predictions(scores_on(model, data)), data.labels())
 
 
 class Several(nn.Module):
