@@ -46,8 +46,9 @@ class Data:
         features, and of columns that are left out (tables).
     kind
         What the inputs are, where it is not plain: image, signal, table, text or tokens.
-    length
-        How many words a text has at most.
+    tokenizer, length
+        Of texts: a tokenizer.json, a folder with one, or package.module:function (none: the words of the training
+        texts); how many words a text has.
     num_classes, class_names
         The classes, where they are not those that occur.
     normalize
@@ -83,6 +84,7 @@ class Data:
     columns: tuple[str, ...] = setting(())
     drop: tuple[str, ...] = setting((), short="drop_columns")
     kind: Literal["image", "signal", "table", "text", "tokens"] | None = setting(None)
+    tokenizer: str | None = setting(None)
     length: AtLeastOne | None = None
     num_classes: AtLeastOne | None = None
     class_names: tuple[str, ...] | None = None
@@ -135,6 +137,7 @@ class Data:
             columns=self.columns,
             drop=self.drop,
             kind=self.kind,
+            tokenizer=self.tokenizer,
             length=self.length,
             normalize=self.normalize,
             **{"num_classes": self.num_classes, "class_names": self.class_names, "task": self.task, **more},

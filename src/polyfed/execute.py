@@ -145,6 +145,7 @@ def _result(
         pooled=config.method.pools_data,
         task=clients.task,
         names=list(clients.names),
+        notes=list(clients.notes),
     )
 
 

@@ -18,7 +18,7 @@ from polyfed.core.checkpoint import write_atomic
 from polyfed.core.errors import InputError
 from polyfed.core.learner import Learner
 from polyfed.core.task import Regression
-from polyfed.data.columns import read_columns
+from polyfed.data.columns import read_texts
 from polyfed.trained import TrainedModel, model_file
 
 FORMATS = ("safetensors", "torch", "torchscript", "onnx")
@@ -106,7 +106,7 @@ def write_predictions(trained: TrainedModel, data: str | Path, out: str | Path) 
     if Path(data).suffix == ".npy":
         raw = np.load(data, allow_pickle=False)
     elif trained.form.kind == "text":
-        raw = read_columns(data, ["text"], str(data))["text"]
+        raw = read_texts(data)
     elif trained.form.kind != "table":
         raise InputError(f"The network takes {trained.form.kind}: give the inputs as an array in a .npy file.")
     found = trained.predictions(raw)

@@ -89,6 +89,7 @@ class Result:
     pooled: bool = False  # the "clients" of the history are architectures that saw all data
     task: Task = CLASSIFICATION
     names: list[str] = field(default_factory=list)  # of the clients, where they have names
+    notes: list[str] = field(default_factory=list)  # what was done to the data
     alone: dict[str, Any] | None = None  # what each client reaches by itself, where that was measured in the same run
 
     def __post_init__(self) -> None:
@@ -167,6 +168,7 @@ class Result:
             "architectures": self.architectures,
             **({"privacy": spent} if (spent := self.privacy()) else {}),
             **({"names": self.names} if self.names else {}),
+            **({"notes": self.notes} if self.notes else {}),
             "samples": self.samples,
             "parameters": self.parameters,
             "label_counts": self.label_counts,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -76,7 +77,7 @@ def test_a_package_that_is_not_there_is_told(spec, shape, package, monkeypatch):
         ("hf:distilbert", (4,), "takes texts"),
         ("timm:resnet18", TEXT, "needs images"),
         ("timm", (3, 8, 8), "needs a name"),
-        ("torchvision:resnet18", (1, 8, 8), "three channels"),
+        ("torchvision:resnet18", (5, 8, 8), "color or grey images, not 5 channels: use timm"),
         ("hf:distilbert@0.5", TEXT, "no width rates"),
     ],
 )
@@ -116,8 +117,108 @@ def test_networks_of_timm_and_torchvision():
         assert model.head_name == head and model.feature_dim == 512
 
 
+def test_a_network_of_torchvision_sees_grey_images_in_three_equal_channels(monkeypatch):
+    class Small(nn.Module):
+        def __init__(self, num_classes):
+            super().__init__()
+            self.first = nn.Conv2d(3, 4, 3)
+            self.fc = nn.Linear(4, num_classes)
+
+        def forward(self, x):
+            return self.fc(self.first(x).relu().mean((2, 3)))
+
+    stand_in = SimpleNamespace(get_model=lambda name, weights, num_classes: Small(num_classes))
+    monkeypatch.setitem(sys.modules, "torchvision.models", stand_in)  # no torchvision fits this machine's torch
+    monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(models=stand_in))
+    x = torch.randn(2, 1, 8, 8)
+    model = build("torchvision:small", (1, 8, 8), 4)
+    assert model.head_name == "model.fc" and model.feature_dim == 4
+    torch.testing.assert_close(model(x), model.model.model(x.repeat(1, 3, 1, 1)))
+    check_model(model, InputShape((1, 8, 8)))
+
+
 def test_a_type_that_transformers_does_not_know_is_one_sentence():
     pytest.importorskip("transformers")
     with pytest.raises(InputError, match="knows no type 'nosuch'") as found:
         build("hf:nosuch", InputShape((8,), words=50), 2)
     assert len(str(found.value)) < 200
+
+
+# --- models of transformers from local files ---
+
+
+def saved_model(folder, kind, words=20, **more):
+    """Write a tiny model with random weights, as `save_pretrained` does."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {
+        "distilbert": {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 16},
+        "gpt2": {"n_embd": 16, "n_layer": 1, "n_head": 2},
+    }.get(kind, {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16})
+    torch.manual_seed(3)
+    config = transformers.AutoConfig.for_model(kind, vocab_size=words, **{**sizes, "num_labels": 3, **more})
+    model = transformers.AutoModelForSequenceClassification.from_config(config).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("kind", "padding"), [("distilbert", 0), ("bert", 0), ("roberta", 1), ("xlm-roberta", 1), ("gpt2", None)]
+)
+def test_a_model_from_local_files_says_what_it_said_and_does_not_look_at_padding(tmp_path, kind, padding):
+    kept = saved_model(tmp_path / "kept", kind, max_position_embeddings=12)
+    moved = int(padding != 0)
+    model = build(f"hf:{tmp_path / 'kept'}", InputShape((6,), words=20 + moved), 3).eval()
+    own = torch.tensor([[5, 6, 7], [8, 9, 10]])
+    x = torch.cat([own + moved, torch.zeros(2, 3, dtype=torch.int64)], 1)
+    with torch.no_grad():
+        if kept.config.pad_token_id is None:
+            kept.config.pad_token_id = 0
+        torch.testing.assert_close(model(x), kept(input_ids=own, attention_mask=torch.ones_like(own)).logits)
+    check_model(model, InputShape((6,), words=20 + moved))
+
+
+def test_a_saved_head_of_another_size_is_made_anew(tmp_path):
+    saved_model(tmp_path / "kept", "bert")
+    assert build(f"hf:{tmp_path / 'kept'}", TEXT, 5)(torch.ones(2, 6, dtype=torch.int64)).shape == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        (InputShape((6,), words=30), "knows 20 words, but the data has 29: load the data with the tokenizer"),
+        (InputShape((13,), words=20), "no place for texts of 13 words .max_position_embeddings=14."),
+    ],
+)
+def test_data_that_does_not_fit_a_saved_model_is_told(tmp_path, shape, words):
+    saved_model(tmp_path / "kept", "roberta", max_position_embeddings=14)  # 12 words: places begin behind the padding
+    with pytest.raises(InputError, match=words):
+        build(f"hf:{tmp_path / 'kept'}", shape, 3)
+
+
+def test_a_new_roberta_has_places_for_the_longest_texts():
+    pytest.importorskip("transformers")
+    small = "hf:roberta,hidden_size=16,num_hidden_layers=1,num_attention_heads=2,intermediate_size=16"
+    build(f"{small},max_position_embeddings=9", InputShape((9,), words=20), 2)(torch.ones(1, 9, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("kind", ["distilbert", "roberta"])
+def test_a_saved_model_and_its_tokenizer_learn_with_another_network(tmp_path, kind):
+    tokenizers = pytest.importorskip("tokenizers")
+    start = ["<s>", "<pad>", "<unk>"] if kind == "roberta" else ["[PAD]", "[UNK]"]
+    names = [*start, "good", "bad", "thing", "0", "1", "2"]
+    vocabulary = {word: number for number, word in enumerate(names)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=start[-1]))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    saved_model(tmp_path / "kept", kind, words=len(names))
+    tokenizer.save(str(tmp_path / "kept" / "tokenizer.json"))
+    texts = [f"{['good', 'bad'][row % 2]} thing {row % 3}" for row in range(60)]
+    data = pf.load((texts, np.arange(60) % 2), tokenizer=str(tmp_path / "kept"))
+    clients = pf.split(data, clients=2, public=12)
+    training = pf.Training(optimizer="adam", lr=0.01, epochs=4)
+    result = pf.run(
+        "fedmd", clients, models=[f"hf:{tmp_path / 'kept'}", "cnn1d:1x8"], rounds=1, training=training,
+        out=tmp_path / "run",
+    )  # fmt: skip
+    assert result.accuracy()["mean"] > 0.8
+    said = pf.load_model(tmp_path / "run", 0).predict(["good thing 1", "bad thing 2"])
+    assert said == ["0", "1"]

@@ -249,7 +249,7 @@ def analyze(
 
 
 @app.command()
-@with_settings(("label", "columns", "drop_columns", "kind", "task"))
+@with_settings(("label", "columns", "drop_columns", "kind", "tokenizer", "task"))
 def fuse(
     files: Annotated[list[Path], typer.Argument(help="States of trained networks (safetensors or .pt).")],
     models: Annotated[
@@ -332,6 +332,8 @@ def _show(result: Any, as_json: bool) -> None:
         return
     console = _paper()
     console.print(result.table())
+    for note in result.notes:
+        say(console, f"The data: {note}")
     if result.directory is not None:
         say(console, f"Everything is in {result.directory}")
 

@@ -126,7 +126,7 @@ def serve(
         say(f"Everything is in {out}.")
 
 
-@with_settings(OF_A_SITE)
+@with_settings((*OF_A_SITE, "tokenizer"))
 def join(
     server: Annotated[str, typer.Option(help="HOST:PORT of the server.")],
     model: Annotated[str, typer.Option(help="Your model: package.module:function, or a name such as cnn:16-32.")],

@@ -14,6 +14,11 @@ OwnModel = Annotated[
     str | None, typer.Option("--model", help="What builds the network, where it is your own: package.module:function.")
 ]
 
+Tokenizer = Annotated[
+    str | None,
+    typer.Option(help="Of texts, where it was code of yours: package.module:function."),
+]
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
@@ -46,15 +51,17 @@ def predict(
     out: Annotated[Path, typer.Option(help="The CSV file to write.")],
     client: Annotated[str | None, typer.Option(help="Of a run: number or name of the client.")] = None,
     model: OwnModel = None,
+    tokenizer: Tokenizer = None,
 ) -> None:
     """Predict for new rows with the model of a client or a site."""
     from polyfed.exporting import write_predictions
 
-    rows = write_predictions(_trained(trained, client, model), data, out)
+    rows = write_predictions(_trained(trained, client, model, tokenizer), data, out)
     say(Console(), f"Wrote {rows} predictions to {out}")
 
 
-def _trained(place: Path, client: str | None, model: str | None) -> Any:
+def _trained(place: Path, client: str | None, model: str | None, tokenizer: str | None = None) -> Any:
     from polyfed.trained import load_model
 
-    return load_model(place, int(client) if client is not None and client.isdigit() else client, model)
+    number = int(client) if client is not None and client.isdigit() else client
+    return load_model(place, number, model, tokenizer)

@@ -25,7 +25,7 @@ from polyfed.core.task import describe, from_description
 from polyfed.data.dataset import Dataset, content_hash
 from polyfed.data.form import Form
 
-FORMAT = 3  # part of every key: a change of the layout or of what labels become makes old files unused
+FORMAT = 4  # part of every key: a change of the layout or of what labels become makes old files unused
 STALE = 3600.0  # seconds after which a temporary file must be of a writer that died
 
 

@@ -150,6 +150,8 @@ class Clients:
         columns: Sequence[str] = (),
         drop: Sequence[str] = (),
         kind: str | None = None,
+        tokenizer: Any = None,
+        length: int | None = None,
         num_classes: int | None = None,
         name: str = "own data",
         class_names: Sequence[str] | None = None,
@@ -172,7 +174,7 @@ class Clients:
             The common test set, of the same kind. A list of parts, one for each client (or None), or such parts by the
             clients' names, is own test data, and so is a share of each client's rows (`"own"`: a fifth); the common
             test set is then all of it.
-        label, columns, drop, kind
+        label, columns, drop, kind, tokenizer, length
             As in `load`, for all parts.
         num_classes, class_names
             The classes, where they are not just the labels that occur at the clients. Parts with names of their own
@@ -219,7 +221,7 @@ class Clients:
         if test is None and not any(own):
             raise InputError("There is no test set: give test=... for all clients together, or a list, one for each.")
         held = joined([read_part("the test set", test, read[0], how)] if test is not None else [], own)
-        read, held, form, notes = one_form(read, held)
+        read, held, form, notes = one_form(read, held, tokenizer, length)
         for client, part in enumerate(read):
             if part.tensor.shape[1:] != read[0].tensor.shape[1:] or part.tensor.dtype != read[0].tensor.dtype:
                 raise InputError(

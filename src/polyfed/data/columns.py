@@ -150,6 +150,24 @@ def read_columns(source: Any, names: Sequence[str], what: str) -> dict[str, np.n
     return {name: _feature(table, name) for name in names}
 
 
+def read_texts(source: str | os.PathLike[str]) -> np.ndarray:
+    """Return the texts of a table's file: the column that is named like texts, or the only one of words.
+
+    Raises
+    ------
+    InputError
+        If there is not one such column.
+    """
+    table = read_table([Path(source)])
+    words = [field.name for field in table.rows.schema if _is_words(field.type)]
+    found = [name for name in TEXTS if name in words][:1] or words
+    if len(found) != 1:
+        raise InputError(
+            f"{source} has {len(found)} columns of words, so it is not plain which are the texts: call it 'text'."
+        )
+    return _feature(table, found[0])
+
+
 def same_features(features: Sequence[str], first: Sequence[str], what: str) -> None:
     """Refuse a part whose features are others than those of the first part, or in another order.
 
@@ -270,7 +288,7 @@ def _feature(table: Table, name: str) -> np.ndarray:
         return np.array(column.cast("float64", safe=False).to_numpy(), dtype=np.float64)
     if types.is_boolean(kind) or _is_words(kind) or name in table.class_names:
         words = _scalars(table, name).tolist() if name in table.class_names else column.to_pylist()
-        return np.array([None if word is None or word == "" else str(word) for word in words], dtype=object)
+        return np.array([None if word is None or not str(word).strip() else str(word) for word in words], dtype=object)
     raise InputError(
         f"Column '{name}' of {table.what} is of type {kind}, which is no feature: leave it out (drop=['{name}'])."
     )

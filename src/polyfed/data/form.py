@@ -16,7 +16,7 @@ from torch import Tensor
 
 from polyfed.core.errors import InputError
 from polyfed.core.shape import InputShape
-from polyfed.data.texts import Words, padded
+from polyfed.data.texts import Words, padded, zeros_inside
 
 MOST_VALUES = 100  # a column with more different words is not a column of categories
 FEW_ROWS = 20  # from so many rows on, a column whose words are mostly different is not one either
@@ -116,12 +116,15 @@ class Form:
             return self._encode_ids(raw, what)
         pieces: dict[str, list[np.ndarray]] = {"number": [], "gap": [], "flag": [], "category": []}
         notes: list[str] = []
+        empty: list[str] = []
         for column in self.columns:
             if column.name not in raw.columns:
                 raise InputError(f"{_capital(what)} has no column '{column.name}', which the data has.")
             values = _as(column, raw.columns[column.name], what)
             if column.kind == "category":
                 pieces["category"].append(_one_hot(column, values, what, notes))
+                missing = np.array([value is None for value in values], dtype=bool)
+                empty += [f"{column.name} ({int(missing.sum())} rows)"] if missing.any() else []
                 continue
             missing = np.isnan(values)
             if missing.any() and not column.gaps:
@@ -129,6 +132,8 @@ class Form:
             pieces[column.kind].append(np.where(missing, column.fill, values)[:, None])
             if column.gaps:
                 pieces["gap"].append(missing[:, None])
+        if empty:
+            notes.append(f"empty cells of words in {what} are none of the known values: {', '.join(empty)}")
         table = np.concatenate([piece.astype(np.float32) for group in pieces.values() for piece in group], axis=1)
         return torch.from_numpy(np.ascontiguousarray(table)), tuple(notes)
 
@@ -137,7 +142,9 @@ class Form:
         if self.words is not None:
             rows = self.words.ids(rows, what)
         empty = sum(len(row) == 0 for row in rows)
-        notes = (f"{empty} rows of {what} are empty: each is one unknown word",) if empty else ()
+        notes = zeros_inside(rows, what) if self.kind == "tokens" else ()
+        if empty:
+            notes += (f"{empty} rows of {what} are empty: each is one unknown word",)
         return padded(rows, self.length, self.ids, what), notes
 
     def without(self, name: str, x: Tensor, x_test: Tensor) -> tuple[Form, np.ndarray, np.ndarray, Tensor]:
@@ -208,15 +215,23 @@ def _learn_ids(raw: Raw, what: str, words: Words | None, length: int | None) -> 
         words = words or Words.learn(rows)
         rows = words.ids(rows, what)
         count = words.count or max((max(row, default=0) for row in rows), default=0) + 1
-        notes = (f"texts are at most {{}} of {count - 2} words, learned from training",) if words.learned else ()
+        if texts_are_empty(texts := next(iter(raw.columns.values()))):
+            notes = (f"all {len(texts)} texts of {what} are empty: there is nothing to learn from",)
+        elif words.learned:
+            notes = (f"texts are at most {{}} of {count - 2} words, learned from training",)
     else:
         count = max((max(row, default=0) for row in rows), default=0) + 1
     longest = max((len(row) for row in rows), default=1)
-    length = min(longest, length or 256) or 1
+    length = length or min(longest, 256) or 1  # one that was given is the same at all sites, whatever their texts
     if longest > length:
         cut = sum(len(row) > length for row in rows)
         notes += (f"{cut} texts are longer than {length} words and are cut (length=... keeps more)",)
     return Form(raw.kind, (), words, length, max(count, 2)), tuple(note.format(length) for note in notes)
+
+
+def texts_are_empty(texts: np.ndarray) -> bool:
+    """Tell whether no text has anything but blanks."""
+    return not any(str(text or "").strip() for text in texts)
 
 
 def _learn_column(name: str, values: np.ndarray, what: str) -> Column:

@@ -8,6 +8,7 @@ from numbers import Real
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from polyfed.core.errors import InputError
@@ -18,6 +19,7 @@ from polyfed.data.decode import as_inputs, image_to_array, stack_images
 from polyfed.data.form import Raw
 from polyfed.data.labels import LABELS, label_array, label_columns
 from polyfed.data.tables import table_of, table_of_frame
+from polyfed.data.texts import zeros_inside
 
 MASK = "attention_mask"  # beside token ids: which of them are no padding
 TABLE_OPTIONS = ("inputs", "label", "columns", "drop", "resize", "kind")
@@ -106,6 +108,8 @@ def _inputs(values: Any, what: str, kind: str | None) -> tuple[Tensor | Raw, tup
         ids[:] = [_plain(row).tolist() for row in values]
         return Raw({"ids": ids}, "tokens"), ()
     x = as_inputs(values, what, kind)
+    if kind == "tokens" and x.dtype == torch.int64:
+        return x, zeros_inside(x.numpy(), what[0].lower() + what[1:])
     if x.dim() == 3 and kind is None and x.is_floating_point():
         return x, (f"inputs are signals of {x.shape[1]} channels and {x.shape[2]} steps (kind='image' for images)",)
     return x, ()

@@ -94,8 +94,9 @@ def load(
         What the inputs are, where it is not plain: `image`, `signal` (samples, channels, time), `tokens` (whole numbers
         that stay what they are), `text`, `table`.
     tokenizer, length
-        Of texts: a function from text to ids or a Hugging Face tokenizer (None: the words of the training texts, by
-        frequency), and how many ids a text has at most.
+        Of texts: a function from text to ids, a Hugging Face tokenizer, or where one is (a tokenizer.json, a folder
+        with one, `package.module:name`; None: the words of the training texts, by frequency); and how many ids a text
+        has, the rest is cut or padding (None: as many as the longest has, at most 256).
     form
         How another data set makes numbers of its rows (`Dataset.form`), for data that is to fit it.
     num_classes, class_names
@@ -122,6 +123,7 @@ def load(
         "columns": [columns] if isinstance(columns, str) else list(columns or ()) or None,
         "drop": [drop] if isinstance(drop, str) else list(drop or ()) or None,
         "kind": _kind(kind),
+        "tokenizer": os.fspath(tokenizer) if isinstance(tokenizer, os.PathLike) else tokenizer,
         "length": length,
         "num_classes": num_classes,
         "class_names": class_names if class_names is None or isinstance(class_names, str) else list(class_names),
@@ -129,10 +131,9 @@ def load(
         "task": None if as_task(task) == CLASSIFICATION else task,
     }
     options = {key: value for key, value in options.items() if value is not None}
-    given = {"tokenizer": tokenizer, "form": form}
-    objects = {key: value for key, value in given.items() if value is not None}  # no recipe and no cache holds them
-    store = Store.at(False if objects else cache)
-    options |= objects
+    objects = form is not None or not isinstance(options.get("tokenizer", ""), str)  # no recipe holds them
+    store = Store.at(False if objects or "tokenizer" in options else cache)
+    options |= {} if form is None else {"form": form}
     if isinstance(source, Dataset):
         return source if limit is None else replace(subset(source, limit, seed), recipe={"source": None})
     if isinstance(source, str) and test is not None and not Path(source).expanduser().exists():

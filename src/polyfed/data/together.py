@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from polyfed.core.errors import InputError
 from polyfed.core.task import CLASSIFICATION, Task
@@ -11,6 +12,7 @@ from polyfed.data.columns import Part
 from polyfed.data.dataset import usual_divisor
 from polyfed.data.form import Form, Raw, learn_form
 from polyfed.data.labels import check_single, joined_names, with_names
+from polyfed.data.texts import Words
 
 
 def check_widths(parts: Sequence[Part], test: Part, task: Task) -> None:
@@ -25,7 +27,9 @@ def check_widths(parts: Sequence[Part], test: Part, task: Task) -> None:
             )
 
 
-def one_form(parts: list[Part], test: Part) -> tuple[list[Part], Part, Form | None, tuple[str, ...]]:
+def one_form(
+    parts: list[Part], test: Part, tokenizer: Any = None, length: int | None = None
+) -> tuple[list[Part], Part, Form | None, tuple[str, ...]]:
     """Make numbers of raw rows in the same way everywhere: categories and words are those of all clients together."""
     raw = [isinstance(part.inputs, Raw) for part in (*parts, test)]
     if not any(raw):
@@ -38,7 +42,8 @@ def one_form(parts: list[Part], test: Part) -> tuple[list[Part], Part, Form | No
         return parts, test, parts[0].form, ()
     if not all(raw):
         raise InputError("Some clients have tables or texts and others have arrays: give one kind of inputs.")
-    form, notes = learn_form(Raw.join([part.inputs for part in parts if isinstance(part.inputs, Raw)]), "the clients")
+    together = Raw.join([part.inputs for part in parts if isinstance(part.inputs, Raw)])
+    form, notes = learn_form(together, "the clients", None if tokenizer is None else Words.given(tokenizer), length)
     made = []
     for what, part in (*((f"client {client}", part) for client, part in enumerate(parts)), ("the test set", test)):
         assert isinstance(part.inputs, Raw)

@@ -89,6 +89,8 @@ def join(
     site.audit = joining.audit
     link = SiteLink(joining.server, keys, joining.state / "flower")
     say(f"Site {site.name}: {len(data.train)} training and {len(data.test)} test samples, which stay here.")
+    for note in data.notes:
+        say(f"Your data: {note}")
     say(f"Connecting to {joining.server}; allowed methods: {', '.join(allow) if allow else 'all of this package'}.")
     wait_for_server(joining.server, keys, min(joining.wait, joining.give_up), say)
     try:

@@ -59,6 +59,7 @@ class SiteData:
     task: Task = CLASSIFICATION
     shape: InputShape | None = None  # where inputs are words or categories, which no plain shape tells
     form: Form | None = None  # how raw rows became inputs
+    notes: tuple[str, ...] = ()  # what was done to the data
 
     @property
     def input_shape(self) -> InputShape:
@@ -186,6 +187,7 @@ def as_site_data(given: Any) -> SiteData:
             task=_units_of_all(given.task, "regression"),
             shape=given.input_shape,
             form=given.form,
+            notes=given.notes,
         )
     if isinstance(given, dict) and {"train", "test"} <= given.keys():
         options: dict[str, Any] = {key: given.get(key) for key in ("num_classes", "class_names", "public", "task")}
@@ -218,6 +220,7 @@ def as_site_data(given: Any) -> SiteData:
             _units_of_all(given.task, "regression"),
             given.input_shape,
             given.form,
+            given.notes,
         )
     raise InputError(
         f"The --data function returned a {type(given).__name__}: return polyfed.flower.sitedata.SiteData, a "

@@ -9,8 +9,9 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from polyfed.core.errors import InputError
@@ -41,20 +42,21 @@ def build_timm(options: Options, input_shape: Sequence[int], num_classes: int, r
 @register(
     "torchvision",
     example="torchvision:resnet18",
-    summary="networks for color images of the package torchvision",
+    summary="networks for color and grey images of the package torchvision",
     options={"<name>": "a name that torchvision knows; must be given"},
     package="torchvision",
 )
 def build_torchvision(options: Options, input_shape: Sequence[int], num_classes: int, rate: float) -> Adapted:
-    """Build `torchvision:<name>`; its networks take three channels."""
+    """Build `torchvision:<name>`; its networks take three channels, of which grey images give each the same."""
     refuse_rate(rate, "torchvision")
-    if image_shape(input_shape, "torchvision")[0] != 3:
-        raise InputError(f"Networks of torchvision take three channels, not {input_shape[0]}: use timm or the zoo.")
+    channels = image_shape(input_shape, "torchvision")[0]
+    if channels not in (1, 3):
+        raise InputError(f"Networks of torchvision take color or grey images, not {channels} channels: use timm.")
     name = _name("torchvision", options)
     models = _package("torchvision.models", "torchvision")
     with _told(f"torchvision:{name}"):
         model = models.get_model(name, weights=None, num_classes=num_classes)
-    return adapt(model, input_shape=input_shape)
+    return adapt(Grey(model) if channels == 1 else model, input_shape=input_shape)
 
 
 @register(
@@ -85,8 +87,9 @@ def build_hf(options: Options, input_shape: Sequence[int], num_classes: int, rat
     make = transformers.AutoModelForSequenceClassification
     with _told(f"hf:{name}"):
         if "/" in name or Path(name).is_dir():
-            model = make.from_pretrained(name, num_labels=num_classes, attn_implementation="eager")
-            _check_words(name, model, shape)
+            # A head of another size is made anew: the classes are those of the data.
+            how = {"num_labels": num_classes, "ignore_mismatched_sizes": True, "attn_implementation": "eager"}
+            model = make.from_pretrained(name, **how)
         else:
             if name not in transformers.CONFIG_MAPPING:
                 raise InputError(
@@ -95,14 +98,17 @@ def build_hf(options: Options, input_shape: Sequence[int], num_classes: int, rat
                 )
             known = {"vocab_size": shape.words, "num_labels": num_classes, "pad_token_id": 0, **fields}
             config = transformers.AutoConfig.for_model(name, **known)
-            if getattr(config, "max_position_embeddings", shape[0]) < shape[0]:
-                config.max_position_embeddings = shape[0]
+            places = shape[0] + (config.pad_token_id or 0) + 1  # some types count places from behind their padding
+            if getattr(config, "max_position_embeddings", places) < places:
+                config.max_position_embeddings = places
             model = make.from_config(config, attn_implementation="eager")  # plain attention can be stacked
-    return adapt(Texts(model), input_shape=input_shape)
+        texts = Texts(model)
+    _check_words(name, texts, shape)
+    return adapt(texts, input_shape=input_shape)
 
 
-class Texts(nn.Module):
-    """A classifier of transformers that takes token ids alone: 0 is padding, which it does not look at."""
+class Grey(nn.Module):
+    """A network for color images that takes grey ones: each of its channels sees the same."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -110,17 +116,59 @@ class Texts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits."""
-        logits: Tensor = self.model(input_ids=x, attention_mask=(x != 0).long()).logits
-        return logits
+        return cast(Tensor, self.model(x.expand(-1, 3, -1, -1)))
 
 
-def _check_words(name: str, model: nn.Module, shape: InputShape) -> None:
-    has = int(model.get_input_embeddings().num_embeddings)  # type: ignore[operator]
-    if has < shape.words:
+class Texts(nn.Module):
+    """A classifier of transformers that takes token ids alone: 0 is padding, which it does not look at.
+
+    Where the model's own padding is another id, all ids of the data are one higher than the model's, because its
+    tokenizer was moved up by one to make room for 0 (`Words.given`); they are moved back here.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model: Any = model
+        self.words = int(model.get_input_embeddings().num_embeddings)
+        config = model.config
+        self.moved = int(config.pad_token_id != 0)
+        if config.pad_token_id is None:  # of types that were never padded: the end of a text says that it has ended
+            end = config.eos_token_id
+            config.pad_token_id = end if isinstance(end, int) and end < self.words else 0
+        self.padding = int(config.pad_token_id)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits."""
+        present = x != 0
+        ids = torch.where(present, x - 1, self.padding) if self.moved else x
+        if isinstance(head := getattr(self.model, "score", None), nn.Linear):
+            # Types that read from left to right ask the head at every word and take the last answer: asked once here,
+            # with the last word's vector, so that the head comes last and has one vector a sample.
+            steps = self.model.base_model(input_ids=ids, attention_mask=present.long()).last_hidden_state
+            last = (present.sum(1) - 1).clamp(min=0)[:, None, None].expand(-1, 1, steps.shape[2])
+            return cast(Tensor, head(steps.gather(1, last).squeeze(1)))
+        return cast(Tensor, self.model(input_ids=ids, attention_mask=present.long()).logits)
+
+
+def _check_words(name: str, texts: Texts, shape: InputShape) -> None:
+    """Refuse ids that a model does not know, and texts that are longer than it has places for."""
+    if texts.words < shape.words - texts.moved:
         raise InputError(
-            f"The model 'hf:{name}' knows {has} words, but the data has ids up to {shape.words - 1}: load the data "
-            "with the tokenizer of that model (tokenizer=...)."
+            f"The model 'hf:{name}' knows {texts.words} words, but the data has {shape.words - texts.moved}: load the "
+            "data with the tokenizer of that model (tokenizer=..., --tokenizer)."
         )
+    was = texts.training
+    try:
+        with torch.no_grad():
+            texts.eval()(torch.ones(1, shape[0], dtype=torch.int64))
+    except (IndexError, RuntimeError) as error:
+        most = getattr(texts.model.config, "max_position_embeddings", "fewer")
+        raise InputError(
+            f"The model 'hf:{name}' has no place for texts of {shape[0]} words (max_position_embeddings={most}): load "
+            "the data with a smaller length (length=..., --set data.length=...)."
+        ) from error
+    finally:
+        texts.train(was)
 
 
 def _name(kind: str, options: Options) -> str:
