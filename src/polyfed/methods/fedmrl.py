@@ -71,7 +71,9 @@ class FedMRL(Proxies):
         self, infos: Sequence[ClientInfo], blueprints: Mapping[str, Blueprint], input_shape: tuple[int, ...]
     ) -> str | None:
         """Return which private network has fewer features than the small model."""
-        with torch.device("meta"):  # sizes only: no memory and no random draws
+        if (found := super().misfit(infos, blueprints, input_shape)) is not None:
+            return found
+        with torch.random.fork_rng(devices=()):
             common = self.common_model(input_shape, blueprints[infos[0].architecture].num_classes)
         for info in infos:
             own = blueprints[info.architecture].feature_dim or 0

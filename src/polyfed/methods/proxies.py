@@ -6,15 +6,17 @@ are. What proxy and private network do for each other at a client is the method.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 from torch import nn
 
+from polyfed.core.errors import InputError
 from polyfed.core.message import Message
 from polyfed.core.method import Combination, Method, Step
-from polyfed.core.party import ClientInfo, Context, Party, load_state, shared_state
+from polyfed.core.party import Blueprint, ClientInfo, Context, Party, load_state, shared_state
 from polyfed.core.traffic import Symbol, Traffic, model_size
 from polyfed.models import build
 from polyfed.ops.aggregate import mean_state
@@ -41,6 +43,18 @@ class Proxies(Method):
 
     proxy: str = "mlp:1x64"
     weighting: Literal["samples", "uniform"] = "uniform"
+
+    def misfit(
+        self, infos: Sequence[ClientInfo], blueprints: Mapping[str, Blueprint], input_shape: tuple[int, ...]
+    ) -> str | None:
+        """Return why the common model cannot take the data."""
+        try:
+            with torch.random.fork_rng(devices=()):  # built to be looked at: nobody's random numbers are used up
+                build(self.proxy, input_shape, blueprints[infos[0].architecture].num_classes)
+        except InputError as error:
+            reason = str(error).rstrip(".")
+            return f"a common model that takes the data, but '{self.proxy}' does not ({reason}): set proxy"
+        return None
 
     def build_proxy(self, ctx: Context) -> nn.Module:
         """Build the common model; the weights come from a seed of their own, equal at all parties."""
