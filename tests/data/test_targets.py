@@ -169,3 +169,27 @@ def test_shares_that_are_none_are_refused():
     for share in ("mine", -0.1, 1.0, True):
         with pytest.raises(InputError, match="give 'own', or a share of at least 0 and below 1"):
             pf.split(pf.load((X, CLASSES)), 2, test=share)
+
+
+def test_own_test_sets_belong_to_clients_and_not_to_a_data_set(tmp_path):
+    import pandas
+
+    frame = pandas.DataFrame({"a": range(20), "label": [0, 1] * 10})
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    file = tmp_path / "a.csv"
+    part = (X[:9], CLASSES[:9])
+    for source, test in (
+        ((X, CLASSES), [part, part]),
+        ((X, CLASSES), {"north": part, "south": part}),
+        (frame, [frame, frame]),
+        (file, [file, str(file)]),
+        ("digits", [file, None]),
+    ):
+        with pytest.raises(InputError, match=r"test holds 2 parts, .*Clients\.from_parts\(parts, test=\[\.\.\.\]\)"):
+            pf.load(source, test=test)
+    assert len(pf.load((X, CLASSES), test=[X[:9], CLASSES[:9]]).test) == 9
+    items = [(x, int(label)) for x, label in zip(X[:9], CLASSES[:9], strict=True)]
+    assert len(pf.load((X, CLASSES), test=items).test) == 9
+    for pairs in ([part, part], [list(part), list(part)]):
+        own = Clients.from_parts([(X, CLASSES), (X, CLASSES)], test=pairs)
+        assert [len(samples) for samples in own.own_test] == [9, 9]

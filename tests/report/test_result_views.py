@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
+from rich.console import Console
 
 import polyfed as pf
+from polyfed.compare import Row
 from polyfed.core.errors import InputError
-from polyfed.terminal.tables import amount
+from polyfed.terminal.tables import amount, client_table, comparison_table
 
 
 @pytest.fixture(scope="module")
@@ -58,3 +62,51 @@ def test_notebook(result):
     assert "mean accuracy" in text
     result.method = "<b>evil</b>"
     assert "<b>evil" not in result._repr_html_()
+
+
+LONG = ["hf:distilbert,dim=16,n_layers=1,n_heads=2,hidden_dim=16>64", "sklearn:RandomForestClassifier,n_estimators=100"]
+
+
+def summary_of(names, metrics):
+    each = {name: {"per_client": [0.625, 0.375], "mean": 0.5} for name in metrics}
+    personal = {"mean": 0.5, "per_client": [0.75, 0.25]}
+    cost = {f"{kind}_{way}": 1000 for kind in ("bytes", "wire") for way in ("up", "down")}
+    return {
+        "method": "fedmd",
+        "rounds": 2,
+        "seed": 0,
+        "names": names,
+        "architectures": LONG,
+        "samples": [1234, 5678],
+        "accuracy": {"mean": 0.5, "worst": 0.25, "global": None, "per_client": [0.875, 0.125], "metrics": each,
+                     "personal": personal},
+        "cost": {"per_client": {"up": {"0": 123456}, "down": {"1": 654321}}, **cost},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("metrics", [(), ("auroc", "macro_f1"), ("auroc", "macro_f1", "log_loss", "calibration_error")])
+@pytest.mark.parametrize("names", [[], ["university hospital north", "south"]])
+def test_long_names_do_not_squeeze_the_numbers_of_a_narrow_terminal(names, metrics):
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(client_table(summary_of(names, metrics)))
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= 80 and "…" not in text
+    for number in ("1234", "5678", "87.5", "12.5", "75.0", "25.0", "123.5 kB", "654.3 kB", *["0.625"] * bool(metrics)):
+        assert number in text, text
+    for heading in ("samples", "acc. %", "own %", "sent", "received", *metrics):
+        assert heading in text
+    # A name goes on below itself: all of its letters are there, in order, in one column.
+    column = next(line.index("model") for line in text.splitlines() if " model " in line)
+    width = next(line.index("samples") for line in text.splitlines() if " model " in line) - column
+    found = "".join(line[column : column + width].strip() for line in text.splitlines())
+    assert all(name in found for name in LONG), found
+
+
+def test_long_labels_do_not_squeeze_the_numbers_of_a_comparison():
+    row = Row("fedmd with twenty public samples", [0.815, 0.825], [0.7, 0.71], [0.8, 0.81], [0.01, 0.02], 1e6, 2e6,
+              1e6, 2e6, 12.0, [], personal=[0.8, 0.81], metrics={"auroc": [0.9], "log_loss": [0.3]})  # fmt: skip
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(comparison_table([row, row], "digits"))
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= 80 and "…" not in text
+    assert all(word in text for word in ("82.0 ± 6.4", "+1.5 ± 6.4", "log_loss", "2.0 MB", "twenty"))

@@ -64,6 +64,8 @@ def is_list_of_parts(test: Any, clients: int) -> bool:
     kinds = (tuple, Samples, Dataset, type(None), str, os.PathLike)
 
     def is_part(part: Any) -> bool:
+        if isinstance(part, list):  # a pair of arrays may be in a list as well
+            return len(part) == 2 and all(hasattr(array, "ndim") for array in part)
         return isinstance(part, kinds) or hasattr(part, "to_parquet") or hasattr(part, "write_parquet")
 
     if not isinstance(test, list) or not all(is_part(part) for part in test):
@@ -74,6 +76,30 @@ def is_list_of_parts(test: Any, clients: int) -> bool:
             f"test has {len(test)} parts for {clients} clients: give one for each (None: it has none), or one for all."
         )
     return len(test) == clients
+
+
+def refuse_own_tests(source: Any, test: Any) -> None:
+    """Refuse test sets of several clients for a data set, which is not divided yet.
+
+    Raises
+    ------
+    InputError
+        With the two ways to have own test data.
+    """
+    depth = getattr(source[0], "ndim", None) if isinstance(source, tuple) and len(source) == 2 else None
+
+    def is_set(part: Any) -> bool:
+        if isinstance(part, tuple):  # arrays as deep as those of the data; an item (input, label) is less deep
+            return len(part) == 2 and depth is not None and getattr(part[0], "ndim", None) == depth
+        whole = isinstance(part, Samples | Dataset | str | os.PathLike)
+        return whole or hasattr(part, "to_parquet") or hasattr(part, "write_parquet")
+
+    if isinstance(test, Mapping) or (isinstance(test, list) and any(map(is_set, test))):
+        raise InputError(
+            f"test holds {len(test)} parts, but a data set that is not divided yet has one test set: give each "
+            "client's own with its own rows (Clients.from_parts(parts, test=[...])), or let split keep a share of each "
+            "client's rows (split(..., test='own'))."
+        )
 
 
 def held_out(read: Sequence[Part], share: float, seed: int) -> tuple[list[Part], list[Part | None]]:

@@ -29,6 +29,7 @@ from polyfed.data.dataset import Dataset
 from polyfed.data.form import Form
 from polyfed.data.named import PathLike, by_name
 from polyfed.data.objects import part_of
+from polyfed.data.owntest import refuse_own_tests
 from polyfed.data.subsets import only_classes, subset
 from polyfed.data.tables import read_table
 
@@ -136,6 +137,7 @@ def load(
     options |= {} if form is None else {"form": form}
     if isinstance(source, Dataset):
         return source if limit is None else replace(subset(source, limit, seed), recipe={"source": None})
+    refuse_own_tests(source, test)
     if isinstance(source, str) and test is not None and not Path(source).expanduser().exists():
         raise InputError(f"'{source}' brings its own test part: leave out test, or give the path of a file or folder.")
     some = SOME_CLASSES.fullmatch(source) if isinstance(source, str) else None

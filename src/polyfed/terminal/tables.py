@@ -8,7 +8,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.console import Console, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType, RenderResult
 from rich.style import StyleType
 from rich.table import Table
 from rich.text import Text
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from polyfed.compare import Row
 
 
+LEAST = 16  # letters that a column of names keeps in a line
 TITLES = {"personal": "own %", "validation": "val. %", "alone": "alone %", "gain": "gain %"}  # columns of clients
 
 
@@ -62,7 +64,11 @@ def spread(values: Sequence[float], signed: bool = False) -> str:
 
 
 class ShownTable(Table):
-    """A rich table that `print` and notebooks show as a table, with every text letter by letter."""
+    """A rich table that `print` and notebooks show as a table, with every text letter by letter.
+
+    Numbers are never cut. Where it is too narrow for all of them, long names go on in the next line, and what still has
+    no room comes in a second table below the first.
+    """
 
     def __init__(self, title: str) -> None:
         super().__init__(
@@ -80,21 +86,66 @@ class ShownTable(Table):
         cells = (Text(cell) if isinstance(cell, str) else cell for cell in renderables)
         super().add_row(*cells, style=style, end_section=end_section)
 
+    def add_names(self, heading: str, justify: JustifyMethod = "left") -> None:
+        """Add a column of names, which are folded where there is no room."""
+        self.add_column(heading, justify=justify, overflow="fold")
+
+    def add_numbers(self, heading: str) -> None:
+        """Add a column of numbers, which stay in one piece."""
+        self.add_column(heading, justify="right", no_wrap=True)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Show it, in as many tables below each other as its numbers need."""
+        for part in self._parts(options.max_width):
+            yield from Table.__rich_console__(part, console, options)
+
+    def _parts(self, room: int) -> list[ShownTable]:
+        cells = [[Text(str(column.header)), *column.cells] for column in self.columns]
+        widths = [max(console_width(cell) for cell in each) for each in cells]
+        names = [n for n, column in enumerate(self.columns) if not column.no_wrap]
+        left = room - 1 - sum(min(widths[n], LEAST) + 1 for n in names)
+        groups: list[list[int]] = [[]]
+        for number in (n for n in range(len(cells)) if n not in names):
+            if groups[-1] and sum(widths[n] + 1 for n in (*groups[-1], number)) > left:
+                groups.append([])
+                left = room - 2 - min(widths[names[0]], LEAST)  # further tables have the first name only
+            groups[-1].append(number)
+        if len(groups) == 1:
+            return [self]
+        parts = []
+        for place, group in enumerate(groups):
+            part = ShownTable("")
+            part.title = self.title if place == 0 else None
+            part.caption = self.caption if place == len(groups) - 1 else None
+            shown = [*(names if place == 0 else names[:1]), *group]
+            for n in shown:
+                column = self.columns[n]
+                part.add_column(column.header, justify=column.justify, no_wrap=column.no_wrap, overflow=column.overflow)
+            for row in zip(*(cells[n][1:] for n in shown), strict=True):
+                part.add_row(*row)
+            parts.append(part)
+        return parts
+
     def __str__(self) -> str:
         console = Console(width=max(80, Console().width), file=io.StringIO(), record=True)
         console.print(self)
         return console.export_text().rstrip()
 
 
+def console_width(cell: RenderableType) -> int:
+    """Return how many letters of a line a cell takes."""
+    return cell.cell_len if isinstance(cell, Text) else cell_len(str(cell))
+
+
 def comparison_table(rows: Sequence[Row], title: str) -> Table:
     """Return the table of a comparison: who gained what at which cost."""
     table = ShownTable(title)
-    table.add_column("method", no_wrap=True)
+    table.add_names("method")
     own, metrics = any(row.personal for row in rows), list(dict.fromkeys(name for row in rows for name in row.metrics))
     more = [*(["own %"] if own else []), *metrics]
     score = next((row.score for row in rows), "accuracy")
     for heading in (f"{score} %", "gain", "worst %", "global %", *more, "sent", "received", "s"):
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_numbers(heading)
     for row in rows:
         table.add_row(
             row.method,
@@ -148,15 +199,15 @@ def client_table(summary: Mapping[str, Any], alone: Sequence[float] | None = Non
     title = f"{summary['method']}, {in_rounds(summary['rounds'])}, seed {summary['seed']}"
     table = ShownTable(title)
     names = summary.get("names") or [str(client) for client in range(len(summary["samples"]))]
-    table.add_column("client", justify="left" if summary.get("names") else "right", no_wrap=True)
-    table.add_column("model", no_wrap=True)
+    table.add_names("client", "left" if summary.get("names") else "right")
+    table.add_names("model")
     score = accuracy.get("score", "acc.")
     columns = client_columns(accuracy, len(summary["samples"]))
     more = {TITLES.get(name, name): values for name, values in columns.items() if name != "accuracy"}
     more = {name: values for name, values in more.items() if " " not in name or name.endswith("%")}
     headings = ["samples", f"{score} %"] + (["alone %", "gain"] if alone else []) + [*more, "sent", "received"]
     for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_numbers(heading)
     measured = accuracy.get("clients", range(len(accuracy["per_client"])))  # a site may have been away at the end
     for client, value in zip(measured, accuracy["per_client"], strict=True):
         cells = [str(summary["samples"][client]), percent(value)]
