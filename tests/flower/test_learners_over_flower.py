@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from types import SimpleNamespace
 
 import problem
 import pytest
@@ -83,3 +85,17 @@ def test_what_needs_more_than_answers_refuses_the_site_before_training(method, t
     given, told = introductions(method, tmp_path)
     with pytest.raises(InputError, match=r"client 0 \(north\)"):
         make_federation(None, given, told, ())
+
+
+def test_a_site_without_skops_says_that_its_learner_has_no_file_and_what_to_install(tmp_path, monkeypatch):
+    said = []
+    _, run = start_directory(Config(FEDMD, "fedmd", 1), tmp_path / "run", problem.SITES, False)
+    site = Site("north", MODELS[0], problem.part(0), tmp_path / "north", say=said.append)
+    head = {"run": run, "round": 1}
+    party = SimpleNamespace(models={"main": site.network(site.method(head), run)[1]})
+    monkeypatch.setattr(site, "figures", lambda head, body: ({}, party))
+    monkeypatch.setitem(sys.modules, "skops.io", None)
+    for _ in range(2):  # every round
+        assert site.measure(head, b"") == ({"measures": {}}, b"")
+    assert [line.startswith("Your model has no file: A learner in a file") for line in said] == [True]
+    assert "pip install 'polyfed[learners]'" in said[0] and site.last_words() == said

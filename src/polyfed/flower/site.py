@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,7 @@ class Site(SiteFolder):
         self.built: tuple[Any, Blueprint, nn.Module] | None = None
         self.ended: str | None = None  # why the federation ended
         self.refused: str | None = None  # why this site cannot take part
+        self.unwritten = ""  # why its model has no file
         self.reached: dict[str, dict[str, list[Any]]] = {}  # what its model reaches: together, and alone
 
     def answer(self, head: Head, body: bytes | Body) -> tuple[Head, bytes]:
@@ -168,9 +169,14 @@ class Site(SiteFolder):
         """
         results, party = self.figures(head, body)
         if party is not None:
-            # A learner may be of a kind that no file holds; that is no reason to leave the federation.
-            with suppress(InputError) if isinstance(party.models["main"], Learner) else nullcontext():
+            try:
                 self.keep_model(head, party)
+            except InputError as error:  # a learner that no file holds here: no reason to leave the federation
+                if not isinstance(party.models["main"], Learner):
+                    raise
+                if not self.unwritten:
+                    self.say(f"Your model has no file: {error}")
+                self.unwritten = str(error)
         self.reached["together"] = results
         return {"measures": results}, b""
 
@@ -333,7 +339,9 @@ class Site(SiteFolder):
                 f"On your own test data: alone {score} {alone[0]:.1%}, together {together[0]:.1%}, gained {gain:+.1f} "
                 "points."
             )
-        if self.outcome.is_file():
+        if self.unwritten:
+            words.append(f"Your model has no file: {self.unwritten}")
+        elif self.outcome.is_file():
             how = "" if isinstance(self.model, str) else f", model={label_of(self.model)}"
             words.append(f"Your model: {self.outcome}, load it with polyfed.load_model('{self.outcome}'{how})")
         return words
