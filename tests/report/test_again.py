@@ -79,6 +79,7 @@ VALUES: list[tuple[str, Any, dict[str, Any]]] = [
     ("workers", 1, {}),
     ("device", "auto", {}),
     ("kind", "table", {"data": "table"}),
+    ("tokenizer", "spelling:letters", {"data": "mail", "models": ("lstm:1x4",), "limit": 60}),
     ("length", 9, {"data": "mail", "models": ("lstm:1x4",)}),
     ("drop_columns", ("b",), {"data": "table"}),
     ("robust", "trimmed:0.25", {"method": "fedavg"}),
@@ -103,6 +104,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr("polyfed.report.write_report", lambda out: Path(out) / "report.html")
     values = np.random.default_rng(0).normal(size=(80, 3)).round(3)
     frame = pandas.DataFrame(values, columns=["a", "b", "c"]).assign(label=np.arange(80) % 2)
+    Path("spelling.py").write_text("def letters(text):\n    return [ord(letter) % 97 for letter in text[:30]]\n")
     Path("table").mkdir()
     for name, rows in (("train", frame[:60]), ("test", frame[60:])):
         rows.to_parquet(f"table/{name}.parquet")
