@@ -286,6 +286,11 @@ def test_methods_that_apply_to_an_experiment_and_why_others_do_not(tmp_path):
     assert "methods apply to" in text and "The others need:" in text
 
 
+def test_data_that_is_not_there_is_said_once_and_not_for_every_method(tmp_path):
+    (tmp_path / "own.toml").write_text(f'data = "{tmp_path / "nowhere.csv"}"\n')
+    refused("methods", "--for", str(tmp_path / "own.toml"), says="nowhere.csv")
+
+
 def test_an_error_that_nobody_foresaw_is_a_sentence_with_a_log_file(tmp_path, monkeypatch):
     def broken(*arguments):
         raise ZeroDivisionError("division\nby zero")

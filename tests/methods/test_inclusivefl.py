@@ -144,7 +144,7 @@ def test_all_sizes_start_from_the_same_values_and_the_server_has_the_largest():
 
 
 def tops_of(*depths):
-    blueprints = made(InclusiveFL(), [f"resnet{depth}:w4" for depth in depths]).ctx.blueprints
+    blueprints = made(InclusiveFL(beta=0.0), [f"resnet{depth}:w4" for depth in depths]).ctx.blueprints
     return [{".".join(top.split(".")[:3]) for top in top_names(b, blueprints)} for b in blueprints.values()]
 
 
@@ -219,13 +219,22 @@ def test_what_cannot_be_is_refused():
     with pytest.raises(InputError, match="beta must be at most 1"):
         InclusiveFL(beta=1.5)
     with pytest.raises(InputError, match="one shape for each name"):
-        made(InclusiveFL(), ["mlp:2x8@1", "mlp:2x8@0.5"])
+        made(InclusiveFL(beta=0.0), ["mlp:2x8@1", "mlp:2x8@0.5"])
     with pytest.raises(InputError, match="architectures of one family"):
         made(InclusiveFL(), ["mlp:2x8", "cnn:4"])
 
 
 @pytest.mark.parametrize(("buffers", "held"), [("average", True), ("local", False)])
 def test_running_statistics_are_shared_where_they_are_averaged(buffers, held):
-    run = made(InclusiveFL(buffers=buffers), ["resnet10:w4", "resnet14:w4"])
+    run = made(InclusiveFL(buffers=buffers, beta=0.0), ["resnet10:w4", "resnet14:w4"])
     slots = run.method.slots_of(run.ctx.blueprints["resnet10:w4"], run.ctx)
     assert any("running_mean" in name for name in slots) == held
+
+
+def test_sizes_of_which_none_can_learn_from_a_larger_one_are_refused():
+    """The one block of each of resnet10's stages changes the width: nothing would be left but FedAvg."""
+    clients = pf.split(pf.load("digits", limit=(60, 30)), 2, seed=0)
+    with pytest.raises(InputError, match="resnet18 and resnet26"):
+        pf.run("inclusivefl", clients, ["resnet10:w4", "resnet14:w4"], rounds=1)
+    result = pf.run(pf.InclusiveFL(beta=0.0), clients, ["resnet10:w4", "resnet14:w4"], rounds=1)
+    assert len(result.history) == 1

@@ -17,14 +17,13 @@ def applicable(experiment: Experiment) -> list[dict[str, Any]]:
 
     Options and settings that the experiment has for a label of a method's name count; nothing is trained.
     """
+    clients = experiment.base.data.load(experiment.base.seed)  # what is not there is said once
     made: dict[Any, Any] = {}  # networks are built once for each number of outputs
     rows = []
     for name, kind in sorted(registry().items(), key=lambda item: (item[1].family, item[0])):
         row = {"family": kind.family, "method": name}
         try:
             config = experiment.config(name)
-            clients = made.setdefault("clients", None) or config.data.load(config.seed)
-            made["clients"] = clients
             method, networks = config.method, config.models
             outputs = method.outputs(clients.num_classes, clients.own_public_classes())
             key = networks, outputs, "label_counts" in method.requirements()

@@ -233,7 +233,7 @@ def show_applicable(path: Path, as_json: bool) -> None:
     families: dict[str, list[str]] = {}
     for row in able:
         families.setdefault(row["family"], []).append(row["method"])
-    print_rows([{"family": family, "methods": ", ".join(names)} for family, names in families.items()])
+    print_rows([{"family": k, "methods": ", ".join(names)} for k, names in families.items()], ("family", "methods"))
     if len(able) < len(rows):
         say(Console(), "The others need:")
         print_rows([row for row in rows if not row["applies"]], ("method", "needs"))

@@ -22,7 +22,7 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -35,7 +35,7 @@ from polyfed.core.errors import InputError
 from polyfed.core.fields import Share
 from polyfed.core.message import Message, State
 from polyfed.core.method import Step
-from polyfed.core.party import Blueprint, Context, Party
+from polyfed.core.party import Blueprint, ClientInfo, Context, Party
 from polyfed.core.views import Blueprints, OwnedBut, largest_first
 from polyfed.methods.fedavg import FedAvg
 from polyfed.ops.aggregate import mean_state
@@ -73,6 +73,21 @@ class InclusiveFL(FedAvg):
             raise InputError(f"{self.name}: view must stay 'auto': layers are shared but for top blocks.")
         if self.share_top and self.beta:
             raise InputError(f"{self.name}: share_top needs beta=0: a shared top block stands for no other blocks.")
+
+    def misfit(
+        self, infos: Sequence[ClientInfo], blueprints: Mapping[str, Blueprint], input_shape: tuple[int, ...]
+    ) -> str | None:
+        """Return what to do when no size has blocks in the place of a smaller one's top block: it would be FedAvg."""
+        problem = super().misfit(infos, blueprints, input_shape)
+        if problem or not self.beta or len(blueprints) < 2:
+            return problem
+        sizes = pairwise(reversed(largest_first(blueprints)))
+        if any(any(donors_of(small, large, blueprints).values()) for small, large in sizes):
+            return None
+        return (
+            "a smaller network whose last block is like one of the larger network's: the first block of a ResNet's "
+            "stage is like none, so take resnet18 and resnet26, for instance, or set beta=0"
+        )
 
     def policy(self, ctx: Context) -> OwnedBut:
         """Return the view: by layers, but for what every size has of its own."""
