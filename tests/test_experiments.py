@@ -1,6 +1,7 @@
 """Every experiment file is valid, and every method in it exists and takes its options."""
 
 import json
+import runpy
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,15 @@ def test_experiment_file(file):
 def test_the_field_has_every_method():
     told = read_experiment(Path(__file__).parents[1] / "experiments" / "field.toml")
     assert {told.config(label).method.name for label in told.compare} == set(methods.registry())
+
+
+def test_the_page_of_the_field_is_written_from_what_was_measured():
+    root = Path(__file__).parents[1]
+    page = runpy.run_path(str(root / "experiments" / "field.py"))
+    rows = json.loads((root / "results" / "field" / "comparison.json").read_text())["rows"]
+    told = read_experiment(root / "experiments" / "field.toml")
+    assert [row["method"] for row in rows] == list(told.compare)
+    assert page["figures"](rows) in (root / "docs" / "explanation" / "the-field.md").read_text()
 
 
 def test_a_method_with_rounds_of_its_own_takes_those():

@@ -1,0 +1,70 @@
+"""Write the table of the whole field into its page: `python experiments/field.py runs/field`.
+
+Takes the figures of a finished `polyfed compare experiments/field.toml --out runs/field`, keeps them in results/field
+and writes docs/explanation/the-field.md from there; without an argument it writes the page from what is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from polyfed.core.checkpoint import write_json
+from polyfed.experiment import read_experiment
+
+ROOT = Path(__file__).parents[1]
+KEPT = ROOT / "results" / "field" / "comparison.json"
+PAGE = ROOT / "docs" / "explanation" / "the-field.md"
+START, END = "<!-- figures -->", "<!-- end of figures -->"
+
+
+def figures(rows: list[dict[str, Any]]) -> str:
+    """Return the tables: one for all methods with the same networks, the best first."""
+    told = read_experiment(ROOT / "experiments" / "field.toml")
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in sorted(rows, key=lambda row: -fmean(row["accuracy"])):
+        groups.setdefault(told.config(row["method"]).models.names, []).append(row)
+    shown = f"{len(rows)} rows, {len(rows[0]['accuracy'])} seeds."
+    parts = [f"{shown} Mean of all clients on the common test set; bytes are those of one client."]
+    for networks in sorted(groups, key=lambda names: -len(groups[names])):
+        found = {row["method"]: told.config(row["method"]).method for row in groups[networks]}
+        alone = next((row for row in groups[networks] if found[row["method"]].name == "local"), None)
+        table = ["| method | family | mean % | worst client % | over alone | up in all | down in all |"]
+        table.append("|---|---|--:|--:|--:|--:|--:|")
+        table += [line(row, found[row["method"]].family, alone) for row in groups[networks]]
+        parts += ["### " + ", ".join(f"`{name}`" for name in networks), "\n".join(table)]
+    return "\n\n".join(parts)
+
+
+def line(row: dict[str, Any], family: str, alone: dict[str, Any] | None) -> str:
+    """Return a row; every seed is compared with the same seed of clients alone."""
+    gain = ""
+    if alone is not None and row is not alone:
+        pairs = zip(row["accuracy"], alone["accuracy"], strict=True)
+        differences = [100 * (mine - theirs) for mine, theirs in pairs]
+        gain = f"{fmean(differences):+.1f} ({min(differences):+.1f} to {max(differences):+.1f})"
+    mean, worst = (f"{100 * fmean(row[name]):.1f}" for name in ("accuracy", "worst"))
+    up, down = (kilobytes(row[name]) for name in ("bytes_up", "bytes_down"))
+    return f"| `{row['method']}` | {family} | {mean} | {worst} | {gain} | {up} | {down} |"
+
+
+def kilobytes(number: float) -> str:
+    """Return bytes in thousands."""
+    return f"{number / 1000:,.1f} kB"
+
+
+def main() -> None:
+    """Keep the figures, and write the page."""
+    if len(sys.argv) > 1:
+        KEPT.parent.mkdir(parents=True, exist_ok=True)
+        write_json(KEPT, json.loads((Path(sys.argv[1]) / "comparison.json").read_text()))
+    text = PAGE.read_text()
+    before, after = text.partition(START)[0], text.partition(END)[2]
+    PAGE.write_text(f"{before}{START}\n\n{figures(json.loads(KEPT.read_text())['rows'])}\n\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()
