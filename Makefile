@@ -34,20 +34,20 @@ browser:  # the report is tested in a real browser; a CI machine gets one, elsew
 	@if [ "$$CI" = true ] && ! command -v chromium >/dev/null && command -v apt-get >/dev/null; then \
 		(apt-get update && apt-get install -y --no-install-recommends chromium) >/dev/null 2>&1 || true; fi
 
-test: $(TESTED) browser  ## run the tests (without those that take minutes: see test-all)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow and not long' --ignore tests/flower --durations 10
+test: $(TESTED)  ## run the tests (without those that take minutes: see test-all)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow and not long and not pages' --ignore tests/flower --durations 10
 
-test-long: $(TESTED)  ## run the rest: killed runs, the README, devices, further settings and real federations of each method
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'long and not slow'
+test-long: $(TESTED)  ## run what takes minutes: killed runs, devices, further settings of each method
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'long and not slow and not pages' --ignore tests/flower
 
-test-pages: $(TESTED)  ## run the notebooks, and every command on the pages of the site
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'long and not slow' tests/test_notebooks.py tests/test_page_commands.py
+test-pages: $(TESTED) browser  ## run the notebooks, the examples, all commands and code on pages, and the report in a browser
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m pages
 
 # Federations of real processes wait for each other most of the time, so more of them run at once than there are cores.
 test-flower: $(TESTED)  ## run the tests with real servers and sites
 	$(BIN)/python -m pytest -n 4 --dist loadgroup -m 'not slow and not long' tests/flower
 
-test-all: test test-long test-flower test-avx2 storm-short  ## run all tests
+test-all: test test-long test-pages test-flower test-avx2 storm-short  ## run all tests, as CI does
 
 test-avx2: $(TESTED)  ## run the tests of networks, engines and methods as on a processor without AVX-512
 	ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m pytest tests/models tests/engines tests/ops tests/golden \

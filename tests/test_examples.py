@@ -36,6 +36,7 @@ def fewer_digits(monkeypatch):
     monkeypatch.setattr(sources, "subset", fewer)
 
 
+@pytest.mark.pages
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_example_runs_and_learns(example, tmp_path, monkeypatch, capsys, fewer_digits):
     """What it prints is far above guessing, which is right once in ten digits or once in two findings."""
@@ -46,6 +47,7 @@ def test_example_runs_and_learns(example, tmp_path, monkeypatch, capsys, fewer_d
     assert float(printed[2]) > learned
 
 
+@pytest.mark.pages
 def test_the_command_of_the_own_method_runs_as_printed():
     """From the root of the repository, with nothing on the path that the installed command does not have.
 
@@ -56,6 +58,7 @@ def test_the_command_of_the_own_method_runs_as_printed():
     assert json.loads(command(ROOT, *shlex.split(line), *short))["accuracy"]["mean"] > 0.2
 
 
+@pytest.mark.pages
 @pytest.mark.parametrize("page", [page for page in PAGES if python(page)], ids=name_of)
 def test_page(page, tmp_path, monkeypatch, fewer_digits):
     """The blocks of a page run in order, in one namespace, as a reader would type them."""

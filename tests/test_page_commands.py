@@ -28,15 +28,6 @@ REASONS = {  # what a block may be left out for, and by how many blocks it is
     "starts processes": 1,
     "needs a SLURM cluster": 1,
 }
-SLOW = (
-    "README",
-    "tutorial",
-    "how-to/reproduce",
-    "how-to/read-the-report",
-    "how-to/learners",
-    "how-to/private",
-    "how-to/your-models",
-)
 LONG = re.compile(r"(method\.\w*(?:epochs|steps|rounds|samples_per_class))=\d+")
 SHORTER = {"--rounds": 1, "--epochs": 1, "--seeds": 1, "--limit": 150, "--public": 50}
 
@@ -124,13 +115,13 @@ def fashion(tmp_path, monkeypatch):
 
 
 def cases():
-    """Pages with commands; those of methods train, and are for those who have the time."""
+    """Pages with commands."""
     for page in PAGES:
         if any(not block.why_not for block in shells(page)):
-            slow = page.parent.name == "methods" or name_of(page) in SLOW
-            yield pytest.param(page, id=name_of(page), marks=[pytest.mark.long] if slow else [])
+            yield pytest.param(page, id=name_of(page))
 
 
+@pytest.mark.pages
 @pytest.mark.filterwarnings("ignore:The networks given as")  # which the page of your models tells beforehand
 @pytest.mark.parametrize("page", list(cases()))
 def test_commands_run(page, tmp_path, monkeypatch, fashion):

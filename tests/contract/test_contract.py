@@ -12,7 +12,12 @@ from tests.contract.table import CASES, everyday
 import polyfed as pf
 from polyfed import methods
 from polyfed.testing import CHECKS, NotApplicable, Setting, check_method
-from polyfed.testing.checks import resume_gives_the_same_run, same_seed_same_run, stacks_give_the_same_numbers
+from polyfed.testing.checks import (
+    another_seed_another_run,
+    resume_gives_the_same_run,
+    same_seed_same_run,
+    stacks_give_the_same_numbers,
+)
 
 
 def name_of(check):
@@ -24,7 +29,7 @@ def test_every_registered_method_is_in_the_table():
     assert len({case.id for case in CASES}) == len(CASES)  # each has its own line in the stored results
 
 
-ON_THEIR_OWN = (resume_gives_the_same_run, same_seed_same_run)
+ON_THEIR_OWN = (resume_gives_the_same_run, same_seed_same_run, another_seed_another_run)
 
 
 @pytest.mark.parametrize("check", [check for check in CHECKS if check not in ON_THEIR_OWN], ids=name_of)
@@ -34,10 +39,11 @@ def test_contract(case, check):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("check", [same_seed_same_run, another_seed_another_run], ids=name_of)
 @everyday()
-def test_contract_of_the_same_seed(case):
-    """Where this fails `workers_do_not_matter` does, which compares all the same with another run of the seed."""
-    fulfils(case, same_seed_same_run)
+def test_contract_of_seeds(case, check):
+    """Where the first fails `workers_do_not_matter` does, which compares all the same with another run of the seed."""
+    fulfils(case, check)
 
 
 @everyday(few=True)

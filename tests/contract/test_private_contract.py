@@ -52,7 +52,7 @@ def sent_by(setting, data):
     return sent
 
 
-@everyday()
+@everyday(few=True)
 def test_what_leaves_does_not_depend_on_samples_that_the_noise_hides(case):
     setting = replace(case.setting, models=tuple(plain(model) for model in case.setting.models))
     try:
