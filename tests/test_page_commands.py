@@ -144,8 +144,9 @@ def test_commands_are_spelled_right(page):
         for words in commands(block.text):
             if words[0] == "srun":
                 words = words[1:]
-            if "polyfed" in words[1:] and words[0] == "torchrun":
-                words = words[words.index("polyfed") :]
+            if words[0] == "torchrun":  # it starts a module, as python does
+                words = words[words.index("-m") + 1 :]
+                words = words if words[0] == "polyfed" else ["python", "-m", *words]
             if words[0] == "polyfed":
                 parsed(words[1:])
             elif words[:2] == ["python", "-m"]:

@@ -7,12 +7,12 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from polyfed.config import Config, check_same
 from polyfed.core.errors import InputError, RunDirectoryError
 from polyfed.core.federation import Federation
-from polyfed.core.launch import was_restarted
 from polyfed.core.method import EVALUATE
 from polyfed.core.metrics import Function, make_metrics
 from polyfed.core.party import ClientInfo
@@ -24,6 +24,7 @@ from polyfed.engines.inprocess import InProcess
 from polyfed.engines.known import KnownStages
 from polyfed.engines.link import join
 from polyfed.engines.ranks import leading, work_for_first
+from polyfed.engines.shares import fusing_in_words
 from polyfed.engines.work import in_words
 from polyfed.flower import require_flower
 from polyfed.prepare import (
@@ -72,7 +73,7 @@ def execute(
     parties = describe_parties(config.method, clients, models, settings.seed, config.models, settings.trust)
     check_patience(settings, clients)
     federation = None if simulated else make_federation(config.method, clients, parties, settings, known, asked)
-    link = join()
+    link = join(federation.ctx.device if federation is not None else torch.device("cpu"))
     if federation is None and link is not None:
         raise InputError("The engine 'flower' starts processes by itself: run it without torchrun.")
     if federation is not None and link is not None and link.number > 0:
@@ -81,16 +82,22 @@ def execute(
     if not all(isinstance(model, str) for model in models):
         config = replace(config, networks=structure_of(parties.blueprints))
     planned = config.method.plan().rounds
-    resume = resume or (was_restarted() and out is not None and (Path(out) / "config.json").is_file())
+    if link is not None and out is not None and (Path(out) / "config.json").is_file():
+        resume = resume or link.begun(out)
     groups = federation.backend.groups() if federation is not None and isinstance(federation.backend, InProcess) else {}
     directory = _directory(out, config, resume, groups)
+    if link is not None and out is not None:
+        link.begin(out)
     shown = False if progress is None and observers else progress  # whoever observes shows it
     try:
         with showing(shown, settings.rounds if planned is None else planned, config.label) as view:
             observers = [*view, *observers]
+            words = [in_words(groups)] if groups else []
+            if federation is not None and link is not None:
+                words.append(fusing_in_words(federation, link.size))
             for observer in observers:
-                if groups and hasattr(observer, "begin"):
-                    observer.begin(in_words(groups))
+                if words and hasattr(observer, "begin"):
+                    observer.begin("; ".join(words))
             if federation is not None:
                 federation.directory, federation.observers = directory, observers
                 with leading(federation, link) if link is not None else nullcontext():

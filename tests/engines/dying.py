@@ -1,4 +1,7 @@
-"""A method whose process dies at one client, once: the file that ONCE names remembers it."""
+"""A method one of whose processes (DIES) dies in the third round, once: the file that ONCE names remembers it.
+
+AT says where: at `work`, or when it has fused its share and has not told it yet (`fuse`).
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,16 @@ class Dying(FedAvg):
     name = "dying"
 
     def local(self, client: Party, step: Step, ctx: Context) -> Local:
-        once = os.environ.get("ONCE")
-        if once and ctx.round == 3 and int(os.environ.get("RANK", "0")) == 1 and not Path(once).exists():
-            Path(once).touch()
-            os._exit(9)
+        die("work", ctx)
         return (yield from super().local(client, step, ctx))
+
+    def refresh(self, server: Party, ctx: Context) -> None:
+        super().refresh(server, ctx)
+        die("fuse", ctx)
+
+
+def die(at: str, ctx: Context) -> None:
+    once, mine = os.environ.get("ONCE"), os.environ.get("RANK", "0") == os.environ.get("DIES", "1")
+    if once and mine and ctx.round == 3 and at == os.environ.get("AT", "work") and not Path(once).exists():
+        Path(once).touch()
+        os._exit(9)

@@ -9,33 +9,56 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
 import torch
-from tests.engines.on_ranks import figures
+from tests.engines.on_ranks import SPOILT, figures
+from torch.distributed import HashStore
 
 from polyfed.core.errors import PolyfedError
 from polyfed.core.message import Message
 from polyfed.core.party import ClientInfo
-from polyfed.engines.link import Link, ending_in_words
-from polyfed.engines.ranks import owners, packed, unpacked
+from polyfed.engines.link import Link, common_word, ending_in_words
+from polyfed.engines.packing import packed, unpacked
+from polyfed.engines.ranks import owners
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 LAUNCHER = [sys.executable, "-m", "torch.distributed.run"]
 FEW = ["fedavg-mlp", "fedproto-cnnxmlp"]
-MANY = [*FEW, "fedmd-cnnxmlp", "heterofl-cnn", "scaffold-mlp", "ams-mlp", "fedrolex-cnn"]
+RESNETS = "fedavg-resnet10xresnet14"
+MANY = [*FEW, "fedmd-cnnxmlp", "heterofl-cnn", "scaffold-mlp", "ams-mlp", "fedrolex-cnn", RESNETS, SPOILT.id]
+DIVIDED = {
+    "fedavg-mlp": 2,
+    RESNETS: 2,
+    "heterofl-cnn": 4,
+    "fedrolex-cnn": 4,
+    SPOILT.id: 2,
+}  # exchanges whose fusing is divided
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    path = os.pathsep.join([str(ROOT), *sys.path])
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **variables}
 
 
 def launch(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(ROOT), *sys.path])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **variables}
+    return finished([*LAUNCHER, *words], variables)
+
+
+def command(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return finished([sys.executable, "-m", "polyfed", *words], variables)
+
+
+def finished(words: list[str], variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*LAUNCHER, *words], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False
+        words, cwd=ROOT, env=environment(variables), capture_output=True, text=True, timeout=280, check=False
     )
 
 
@@ -52,22 +75,20 @@ alone = cache(figures)  # of one process
 @pytest.mark.long  # several processes that load torch
 @pytest.mark.parametrize("number", [2, 4])
 def test_any_number_of_ranks_gives_the_results_of_one_process(number: int, tmp_path: Path) -> None:
-    assert on_ranks(number, MANY, tmp_path) == {name: alone(name) for name in MANY}
+    found = on_ranks(number, MANY, tmp_path)
+    assert {name: figures for name, (figures, _) in found.items()} == {name: alone(name) for name in MANY}
+    assert {name: shares for name, (_, shares) in found.items() if shares} == DIVIDED
+    refused = [line["missing"] for line in alone(SPOILT.id)[0]]  # of another rank, and of rank 0
+    assert [list(clients) for clients in refused] == [["2"], ["3"]] and "NaN" in refused[0]["2"]
 
 
-RUN = ["--method", "tests.engines.dying:Dying", "--clients", "5", "--rounds", "5", "--models", "mlp:1x8"]
+RUN = ["--method", "tests.engines.dying:Dying", "--clients", "5", "--rounds", "5", "--models", "mlp:3x32"]
 RUN += ["--limit", "200", "--set", "checkpoint_seconds=0", "--quiet"]
 
 
 def history(out: Path) -> list[dict[str, Any]]:
     lines = map(json.loads, (out / "history.jsonl").read_text().splitlines())
     return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
-
-
-def command(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), **variables}
-    words = (sys.executable, "-m", "polyfed", *words)
-    return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -80,13 +101,15 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.long
 @pytest.mark.xdist_group("dying")
+@pytest.mark.parametrize("at", ["work", "fuse"])
 def test_a_rank_that_dies_ends_the_run_with_a_sentence_and_other_numbers_of_ranks_go_on(
-    whole: Path, tmp_path: Path
+    at: str, whole: Path, tmp_path: Path
 ) -> None:
     broken = tmp_path / "broken"
     died = launch(
         *["--standalone", "--nproc-per-node", "2", "-m", "polyfed", "run", *RUN, "--out", str(broken)],
         ONCE=str(tmp_path / "once"),
+        AT=at,
     )
     assert died.returncode != 0 and (tmp_path / "once").exists()
     said = re.sub(r"\s+", " ", died.stderr)
@@ -109,20 +132,67 @@ def test_the_launcher_starts_a_broken_run_again_by_itself(whole: Path, tmp_path:
 
 
 @pytest.mark.long
-def test_two_machines(tmp_path: Path) -> None:
+@pytest.mark.parametrize("meeting", ["c10d", "static"])
+def test_two_machines(meeting: str, tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    words = [str(HERE / "on_ranks.py"), str(file), *FEW]
+    for done in on_two_machines(meeting, *words):
+        assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(file.read_text())
+    assert {name: figures for name, (figures, _) in found.items()} == {name: alone(name) for name in FEW}
+
+
+@pytest.mark.long
+@pytest.mark.xdist_group("dying")
+def test_two_machines_start_again_when_a_rank_of_one_dies(whole: Path, tmp_path: Path) -> None:
+    out, once = tmp_path / "again", tmp_path / "once"
+    words = ["-m", "polyfed", "run", *RUN, "--out", str(out)]
+    done = on_two_machines("c10d", "--max-restarts", "1", *words, ONCE=str(once), DIES="3")  # on the other machine
+    assert [one.returncode for one in done] == [0, 0] and once.exists(), done[0].stderr[-3000:]
+    assert history(out) == history(whole)
+
+
+def on_two_machines(meeting: str, *words: str, **variables: str) -> list[subprocess.CompletedProcess[str]]:
+    """Run a command on two machines with two processes each, both of them this one."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    file = tmp_path / "figures.json"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "OMP_NUM_THREADS": "1"}
-    words = [*LAUNCHER, "--nnodes", "2", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-id", "test"]
-    words += ["--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1"]
-    words += [str(HERE / "on_ranks.py"), str(file), *FEW]
-    nodes = [subprocess.Popen(words, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    for node in nodes:
-        _, said = node.communicate(timeout=280)
-        assert node.returncode == 0, said[-3000:]
-    assert json.loads(file.read_text()) == {name: alone(name) for name in FEW}
+        port = str(probe.getsockname()[1])
+    together = {
+        "c10d": ["--rdzv-backend", "c10d", "--rdzv-id", "test", "--rdzv-endpoint", f"127.0.0.1:{port}"],
+        "static": ["--master-addr", "127.0.0.1", "--master-port", port],
+    }[meeting]
+    nodes = []
+    for number in range(2):
+        own = ["--node-rank", str(number)] if meeting == "static" else ["--local-addr", "127.0.0.1"]
+        command = [*LAUNCHER, "--nnodes", "2", "--nproc-per-node", "2", *together, *own, *words]
+        nodes.append(subprocess.Popen(command, cwd=ROOT, env=environment(variables), stderr=PIPE, text=True))
+    said = [node.communicate(timeout=280)[1] for node in nodes]
+    return [
+        subprocess.CompletedProcess(words, node.returncode, "", text) for node, text in zip(nodes, said, strict=True)
+    ]
+
+
+def met(store: HashStore) -> list[str]:
+    """Return the words that three processes find."""
+    with ThreadPoolExecutor(3) as pool:
+        return [one.result(20) for one in [pool.submit(common_word, store, rank, 3) for rank in (2, 1, 0)]]
+
+
+def test_processes_that_start_again_find_each_other_whoever_died_before_it_came() -> None:
+    store = HashStore()
+    words = set(met(store))
+    store.set("here/1", "of one that died while it waited for the others")
+    words |= set(met(store))
+    store.set("here/0", "of a rank 0 that died at once")
+    words |= set(met(store))
+    assert len(words) == 3  # one for each start
+
+
+def test_a_run_that_began_is_gone_on_with_also_where_the_launcher_counts_no_restart(link: Link) -> None:
+    link.store = HashStore()
+    assert not link.begun("runs/a")
+    link.begin("runs/a")
+    assert link.begun("runs/a") and not link.begun("runs/b")
 
 
 @pytest.fixture

@@ -111,7 +111,7 @@ def _sum_of(value: dict[str, Any]) -> str:
 def pack_tree(tree: Tree) -> bytes:
     """Serialise a tree of tensors and plain values to one safetensors blob."""
     tensors: dict[str, Tensor] = {}
-    text = json.dumps(_flatten(tree, tensors), sort_keys=True)
+    text = json.dumps(flattened(tree, tensors), sort_keys=True)
     return blob_of(tensors.items(), {"tree": text, CHECKSUM: _sum_of_tree(text, tensors)})
 
 
@@ -149,7 +149,7 @@ def sum_of_state(words: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str
 def _checked_tree(words: dict[str, str], tensors: dict[str, Tensor]) -> Tree:
     if words[CHECKSUM] != _sum_of_tree(words["tree"], tensors):
         raise ValueError("wrong checksum")
-    return _unflatten(json.loads(words["tree"]), tensors)
+    return unflattened(json.loads(words["tree"]), tensors)
 
 
 def _sum_of_tree(text: str, tensors: Mapping[str, Tensor]) -> str:
@@ -167,27 +167,29 @@ def digest(blob: bytes) -> str:
     return hashlib.sha256(blob).hexdigest()
 
 
-def _flatten(tree: Tree, tensors: dict[str, Tensor]) -> Any:
+def flattened(tree: Tree, tensors: dict[str, Tensor]) -> Any:
+    """Return a tree in a form for JSON; its tensors are put aside, by numbers that stand in their places."""
     if isinstance(tree, Tensor):
         name = str(len(tensors))
         tensors[name] = tree
         return {"tensor": name}
     if isinstance(tree, dict):
         assert all(isinstance(key, str) for key in tree), "keys of a checkpointed dict must be words"
-        return {"dict": {key: _flatten(value, tensors) for key, value in tree.items()}}
+        return {"dict": {key: flattened(value, tensors) for key, value in tree.items()}}
     if isinstance(tree, list | tuple):
-        return {"list": [_flatten(value, tensors) for value in tree]}
+        return {"list": [flattened(value, tensors) for value in tree]}
     if tree is None or isinstance(tree, bool | int | float | str):
         return {"value": tree}
     raise TypeError(f"cannot checkpoint a {type(tree).__name__}: keep tensors, numbers, words, lists and dicts of them")
 
 
-def _unflatten(skeleton: Any, tensors: dict[str, Tensor]) -> Tree:
+def unflattened(skeleton: Any, tensors: Mapping[str, Tensor]) -> Tree:
+    """Return the tree that `flattened` described."""
     ((kind, content),) = skeleton.items()
     if kind == "tensor":
         return tensors[content]
     if kind == "dict":
-        return {key: _unflatten(value, tensors) for key, value in content.items()}
+        return {key: unflattened(value, tensors) for key, value in content.items()}
     if kind == "list":
-        return [_unflatten(value, tensors) for value in content]
+        return [unflattened(value, tensors) for value in content]
     return content

@@ -138,7 +138,9 @@ class Federation(Measuring):
                 self.meter.count(UP, client, step.name, message)
             with self.meter.time("fuse"), self._at_server(f"fuse/{step.name}"):
                 ordered = self._guarded(step, messages, finite_only(ordered, self.backend.infos, missing), missing)
-                if ordered:
+                if ordered and replies.fuse is not None:
+                    replies.fuse(self.server, ordered)
+                elif ordered:
                     self._fuse(step, ordered, missing)
         return [replies.losses[client] for client in ordered if client in replies.losses]
 

@@ -23,6 +23,11 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0")) if world_size() > 1 else 0
 
 
+def local_world_size() -> int:
+    """Return how many of them are on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if world_size() > 1 else 1
+
+
 def was_restarted() -> bool:
     """Tell whether the launcher started all processes again after one of them had died."""
     return world_size() > 1 and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0

@@ -6,7 +6,7 @@ make a client train on its own data with the task's loss and send nothing.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -176,6 +176,15 @@ class Method:
     def fuse(self, server: Party, replies: Mapping[int, Message], step: Step, ctx: Context) -> None:
         """Take in the replies of a step, in ascending client id. May train at the server with `ctx.run`."""
 
+    def fused_into(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> dict[str, str] | None:
+        """Return the key of the server's state that `fuse` averages each tensor of a reply into, by wire name.
+
+        None: fusing is more than that. A method that says it promises that `fuse` treats each key on its own: called
+        with replies that hold the tensors of some keys, then with those of the others (or of none), it does what one
+        call does. Several processes share the work then (`engines/ranks.py`). Whoever overrides `fuse` says it anew.
+        """
+        return None
+
     # --- at the client, which never sees the server: its inbox is all it knows ---
 
     def setup_client(self, client: Party, ctx: Context) -> None:
@@ -212,6 +221,11 @@ class Method:
         return logits
 
 
+def unchanged(method: Method, base: type[Method], *hooks: str) -> bool:
+    """Tell whether a method has these hooks as a base class wrote them."""
+    return all(getattr(type(method), hook) is getattr(base, hook) for hook in hooks)
+
+
 @dataclass
 class Replies:
     """What came back from an exchange."""
@@ -223,6 +237,7 @@ class Replies:
     broken: set[int] = field(default_factory=set)  # of these, those whose training broke down
     epsilon: dict[int, float] = field(default_factory=dict)  # client -> its privacy loss so far, where there is noise
     saved: float = 0.0  # seconds of training that an earlier run had done already
+    fuse: Callable[[Party, Mapping[int, Message]], None] | None = None  # where their tensors stayed in other processes
 
     def leave_out(self, client: int, error: PolyfedError) -> None:
         """Note why a client is missing."""

@@ -4,53 +4,95 @@ from __future__ import annotations
 
 import atexit
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from polyfed.core.checkpoint import Tree, pack_tree, unpack_tree
+from polyfed.core.checkpoint import Tree
 from polyfed.core.errors import PolyfedError
-from polyfed.core.launch import world_size
+from polyfed.core.launch import local_world_size, was_restarted, world_size
+from polyfed.engines.parcels import LONGEST, described, empty, filled, opened, parcels, read, tree_of
 
 PATIENCE = timedelta(days=7)  # a rank waits while rank 0 fuses; one that died closes its connection at once
-PIECE = 1 << 30  # bytes in one transfer
+GLOO, NCCL = "gloo", "cpu:gloo,cuda:nccl"
 GO_ON = "go on with 'polyfed resume' and the --out of the run (torchrun with --max-restarts does so by itself)."
+
+
+_stores: list[Store] = []  # the launcher's, once this process has met the others
 
 
 class Link:
     """The other processes: trees of tensors, numbers and words go to one of them, or come from one."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         if not dist.is_initialized():
-            _meet()
+            _stores.append(_meet(device))
+        self.store = _stores[0]
         self.number = dist.get_rank()
         self.size = dist.get_world_size()
+        # Where tensors from other GPUs arrive; None: all of them go by way of the processors' memory.
+        self.gpu = device if "nccl" in str(dist.get_backend_config()) else None
         self.talking = False
         self.ended = False
 
     def send(self, to: int, tree: Tree) -> None:
         """Send a tree to a rank."""
-        blob = torch.frombuffer(bytearray(pack_tree(tree)), dtype=torch.uint8)
+        words, tensors, items = described(tree, self.gpu is not None)
         with self.talk(to):
-            dist.send(torch.tensor([len(blob)]), to)
-            for piece in blob.split(PIECE):
-                dist.send(piece, to)
+            dist.send(torch.tensor([len(words)]), to)
+            dist.send(torch.frombuffer(bytearray(words), dtype=torch.uint8), to)
+            for numbers in parcels(items):
+                parcel = filled([tensors[number] for number in numbers], [items[number] for number in numbers])
+                for piece in pieces(parcel):
+                    dist.send(piece, to)
 
     def receive(self, source: int) -> Tree:
         """Wait for a tree from a rank."""
         length = torch.zeros(1, dtype=torch.int64)
         with self.talk(source):
             dist.recv(length, source)
-            blob = torch.empty(int(length), dtype=torch.uint8)
-            for piece in blob.split(PIECE):
-                dist.recv(piece, source)
-        return unpack_tree(blob.numpy().tobytes(), f"a message from rank {source}")
+            words = torch.empty(int(length), dtype=torch.uint8)
+            dist.recv(words, source)
+            skeleton, items = read(words.numpy().tobytes())
+            tensors: dict[int, torch.Tensor] = {}
+            for numbers in parcels(items):
+                some = [items[number] for number in numbers]
+                parcel = empty(some, self.gpu)
+                for piece in pieces(parcel):
+                    dist.recv(piece, source)
+                tensors.update(zip(numbers, opened(parcel, some), strict=True))
+        return tree_of(skeleton, tensors)
+
+    def swap(self, trees: Sequence[Tree]) -> Iterator[Tree]:
+        """Send each other rank its tree and yield what each of them sends: all of them do this at the same time."""
+        for turn in range(self.size):  # in each turn everybody has one partner, or none; the lower number speaks first
+            other = (turn - self.number) % self.size
+            if self.number < other:
+                self.send(other, trees[other])
+            if self.number != other:
+                yield self.receive(other)
+            if self.number > other:
+                self.send(other, trees[other])
+
+    def begun(self, out: str | Path) -> bool:
+        """Tell whether an earlier start of these processes began the run in this directory.
+
+        torch's own count of restarts is that of one machine: it stays where it is when a process of another one died.
+        """
+        return was_restarted() or self.store.check([f"begun/{out}"])
+
+    def begin(self, out: str | Path) -> None:
+        """Note that the run in this directory has begun: later starts go on with it."""
+        self.store.set(f"begun/{out}", "")
 
     def end(self, *_: Any) -> None:
         """Follow the launcher's request to end: it ends all processes a moment after one of them has died.
@@ -75,22 +117,69 @@ class Link:
             raise _ended()
 
 
-def _meet() -> None:
-    """Connect to the other processes.
+def _meet(device: torch.device) -> Store:
+    """Connect to the other processes and return the launcher's key-value store.
 
-    The launcher keeps its key-value store when it starts all processes again, with the addresses of the dead ones in
-    it; so each start gets a part of the store to itself, counted by how many processes have come so far.
+    The launcher keeps it when it starts all processes again, with all that dead ones wrote; so each start gets a part
+    of it to itself.
     """
     store, rank, size = next(rendezvous("env://", timeout=PATIENCE))
-    start = (store.add("polyfed/arrivals", 1) - 1) // size
-    own = PrefixStore(f"polyfed/{start}", store)
-    dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=PATIENCE)
+    store = PrefixStore("polyfed", store)
+    own = PrefixStore(common_word(store, rank, size), store)
+    there = torch.cuda.device_count() if device.type == "cuda" else 0
+    own.set(f"transport/{rank}", transport(device, there, local_world_size()))
+    told = {own.get(f"transport/{other}").decode() for other in range(size)}  # waits for those who did not say yet
+    backend = told.pop() if len(told) == 1 else GLOO
+    if backend == NCCL:
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=PATIENCE)
     atexit.register(dist.destroy_process_group)
+    return store
 
 
-def join() -> Link | None:
+def common_word(store: Store, rank: int, size: int) -> str:
+    """Return a word that all processes of this start have in common, and those of an earlier one had not.
+
+    Counting them would not do: some may have died before they came here. Rank 0 gives its word to everybody whose own
+    it finds, until they say that they have it; what the dead left there is answered, too, and nobody reads it.
+    """
+    mine = uuid4().hex
+    store.set(f"here/{rank}", mine)
+    if rank > 0:
+        word = store.get(f"word-for/{mine}").decode()  # waits for rank 0
+        store.set(f"heard/{word}/{rank}", "")
+        return word
+    for other in range(1, size):
+        while not store.check([f"heard/{mine}/{other}"]):
+            if store.check([f"here/{other}"]):
+                store.set(f"word-for/{store.get(f'here/{other}').decode()}", mine)
+            time.sleep(0.02)
+    return mine
+
+
+def transport(device: torch.device, gpus: int, processes: int) -> str:
+    """Return by what tensors travel, as torch names it: NCCL between GPUs, where each process of a machine has its own.
+
+    Examples
+    --------
+    >>> transport(torch.device("cpu"), gpus=4, processes=4)
+    'gloo'
+    >>> transport(torch.device("cuda:1"), gpus=4, processes=4)
+    'cpu:gloo,cuda:nccl'
+    >>> transport(torch.device("cuda:1"), gpus=2, processes=4)  # NCCL refuses two processes on one GPU
+    'gloo'
+    """
+    return NCCL if device.type == "cuda" and gpus >= processes else GLOO
+
+
+def pieces(parcel: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return a parcel in pieces that one transfer can take: none if it is empty."""
+    return parcel.split(LONGEST) if len(parcel) else ()
+
+
+def join(device: torch.device) -> Link | None:
     """Return the link to the other processes of the launcher, or None where this one is alone."""
-    return Link() if world_size() > 1 else None
+    return Link(device) if world_size() > 1 else None
 
 
 @contextmanager

@@ -2,8 +2,9 @@
 
 Each rank keeps some of the clients for good; their networks never move, only messages do. Rank 0 runs the round loop
 with `Ranks` as its backend; the others wait in `work_for_first` for its orders. What a client computes depends on
-nothing but its messages and its own streams, and replies are fused in ascending id at rank 0: the results are those of
-one process, bit for bit, for any number of ranks.
+nothing but its messages and its own streams, and replies are fused in ascending id, by rank 0 or, where a method only
+averages, by all ranks, each its keys (`shares.py`): the results are those of one process, bit for bit, for any number
+of ranks.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -22,9 +24,11 @@ from polyfed.core.errors import InputError, PolyfedError, TrainingError
 from polyfed.core.federation import Federation
 from polyfed.core.message import Message
 from polyfed.core.method import Replies, Step
-from polyfed.core.party import ClientInfo, Context
+from polyfed.core.party import ClientInfo, Context, Party, fill
 from polyfed.engines.inprocess import InProcess
 from polyfed.engines.link import Link, ending_in_words
+from polyfed.engines.packing import by_client, by_word, packed, unpacked
+from polyfed.engines.shares import divided, from_outlines, fuse_share, outlined, sizes_of, why_at_first
 
 TOLD = ("losses", "seconds", "failed", "epsilon")  # what a rank tells of each client beside its message
 ERRORS = {kind.__name__: kind for kind in (InputError, TrainingError)}  # what a rank reports by name
@@ -47,9 +51,10 @@ def owners(infos: Mapping[int, ClientInfo], ranks: int) -> dict[int, int]:
 class Ranks:
     """The backend of rank 0: its own clients are at home, the others' a message away."""
 
-    def __init__(self, home: InProcess, link: Link) -> None:
+    def __init__(self, home: InProcess, link: Link, divides: bool = False) -> None:
         self.home = home
         self.link = link
+        self.divides = divides  # fusing: replies stay at their ranks until it is known who needs which part of them
         self.infos = home.infos
         self.blueprints = home.blueprints
         self.owner = owners(home.infos, link.size)
@@ -57,16 +62,34 @@ class Ranks:
     def exchange(self, step: Step, messages: Mapping[int, Message], ctx: Context) -> Replies:
         """Let all ranks work side by side; replies come in ascending id."""
         shares = self._shares(messages)
-        order = {"order": "exchange", "step": asdict(step), **moment(ctx)}
+        stays = self.divides and step.up
+        order = {"order": "exchange", "step": asdict(step), "stays": stays, **moment(ctx)}
         self._tell({rank: {**order, "messages": packed(share)} for rank, share in shares.items() if rank})
         replies = self.home.exchange(step, shares.get(0, {}), ctx) if 0 in shares else Replies()
         for rank in sorted(shares.keys() - {0}):
             answer = self._answer(rank)
-            others = Replies(unpacked(answer["messages"]), broken=set(answer["broken"]))
+            found = from_outlines(answer["messages"]) if stays else unpacked(answer["messages"])
+            others = Replies(found, broken=set(answer["broken"]))
             for name in TOLD:
-                getattr(others, name).update(_by_client(answer[name]))
+                getattr(others, name).update(by_client(answer[name]))
             replies.add(others)
+        if stays:
+            replies.fuse = partial(self._fuse, step, ctx)
         return replies
+
+    def _fuse(self, step: Step, ctx: Context, server: Party, replies: Mapping[int, Message]) -> None:
+        """Let every rank fuse its keys, and take in the means."""
+        method, others = self.home.method, range(1, self.link.size)
+        owner = divided(sizes_of(method, server, replies, step, ctx), self.link.size)
+        order = {"order": "fuse", "step": asdict(step), "clients": sorted(replies), "owner": owner, **moment(ctx)}
+        for rank in others:  # what nobody holds of a key stays as it is: its rank needs to know that
+            self.link.send(rank, {**order, "state": {key: server.state[key] for key in owner if owner[key] == rank}})
+        own = {client: reply for client, reply in replies.items() if self.owner[client] == 0}
+        fuse_share(method, server, own, sorted(replies), owner, step, ctx, self.link)
+        for rank in others:
+            fill(server.state, self._answer(rank)["state"])
+        nothing = {client: Message(meta=reply.meta) for client, reply in sorted(replies.items())}
+        method.fuse(server, nothing, step, ctx)  # whatever follows the mean: the global model is loaded with it
 
     def evaluate(self, messages: Mapping[int, Message], ctx: Context, on: str = "test") -> dict[int, Measure]:
         """Let all ranks measure their clients side by side."""
@@ -76,7 +99,7 @@ class Ranks:
         found = self.home.evaluate(shares[0], ctx, on) if 0 in shares else {}
         for rank in sorted(shares.keys() - {0}):
             answer = self._answer(rank)
-            found.update({client: Measure(**fields) for client, fields in _by_client(answer["measures"]).items()})
+            found.update({client: Measure(**fields) for client, fields in by_client(answer["measures"]).items()})
         return dict(sorted(found.items()))
 
     def ask(self, client: int, x: Tensor, ctx: Context) -> Tensor:
@@ -95,7 +118,7 @@ class Ranks:
     def restore(self, states: Mapping[int, Any]) -> None:
         """Give every rank the saved states of its clients, however many ranks there were when they were saved."""
         shares = self._shares(states)
-        self._tell({rank: {"order": "restore", "states": _words(share)} for rank, share in shares.items() if rank})
+        self._tell({rank: {"order": "restore", "states": by_word(share)} for rank, share in shares.items() if rank})
         self.home.restore(shares.get(0, {}))
         for rank in sorted(shares.keys() - {0}):
             self._answer(rank)
@@ -111,7 +134,7 @@ class Ranks:
         self._tell({rank: {"order": order} for rank in others})
         found = dict(own)
         for rank in others:
-            found.update(_by_client(self._answer(rank)["states"]))
+            found.update(by_client(self._answer(rank)["states"]))
         return dict(sorted(found.items()))
 
     def _shares(self, by_client: Mapping[int, Any]) -> dict[int, dict[int, Any]]:
@@ -135,7 +158,7 @@ class Ranks:
 def leading(federation: Federation, link: Link) -> Iterator[None]:
     """Run the block with the clients spread over all ranks; afterwards they are all here, and the others are free."""
     assert isinstance(federation.backend, InProcess)
-    ranks = Ranks(federation.backend, link)
+    ranks = Ranks(federation.backend, link, why_at_first(federation) is None)
     federation.backend = ranks
     try:
         with ending_in_words(link):
@@ -161,8 +184,7 @@ def work_for_first(federation: Federation, link: Link) -> None:
     SystemExit
         When rank 0 gave up: it says why.
     """
-    home, ctx = federation.backend, federation.ctx
-    assert isinstance(home, InProcess)
+    worker = Worker(federation, link)
     while True:
         try:
             order = link.receive(0)
@@ -174,33 +196,56 @@ def work_for_first(federation: Federation, link: Link) -> None:
             federation.history, federation.meter = order["history"], CostMeter.load(order["cost"])
             return
         try:
-            answer = obey(home, order, ctx)
+            answer = worker.obey(order)
         except PolyfedError as error:
             answer = {"error": str(error), "kind": type(error).__name__}
         link.send(0, answer)
 
 
-def obey(home: InProcess, order: Mapping[str, Any], ctx: Context) -> Tree:
-    """Carry out one order and return the answer."""
-    kind = order["order"]
-    if kind == "restore":
-        home.restore(_by_client(order["states"]))
-        return {}
-    if kind == "ask":
-        return {"outputs": home.ask(order["client"], order["x"].to(ctx.device), ctx).cpu()}
-    if kind in ("changed", "everything"):
-        return {"states": _words(home.changed() if kind == "changed" else everything(home))}
-    ctx.round, ctx.phase, ctx.participants = order["round"], order["phase"], tuple(order["participants"])
-    messages = unpacked(order["messages"])
-    if kind == "evaluate":
-        found = home.evaluate(messages, ctx, order["on"])
-        return {"measures": {str(client): asdict(measure) for client, measure in found.items()}}
-    replies = home.exchange(Step(**order["step"]), messages, ctx)
-    return {
-        "messages": packed(replies.messages),
-        "broken": sorted(replies.broken),
-        **{name: _words(getattr(replies, name)) for name in TOLD},
-    }
+class Worker:
+    """Carries out the orders of rank 0; `kept` are replies that stay here until they are fused."""
+
+    def __init__(self, federation: Federation, link: Link) -> None:
+        assert isinstance(federation.backend, InProcess)
+        self.home = federation.backend
+        self.server = federation.server
+        self.ctx = federation.ctx
+        self.link = link
+        self.kept: dict[int, Message] = {}
+
+    def obey(self, order: Mapping[str, Any]) -> Tree:
+        """Carry out one order and return the answer."""
+        home, ctx, kind = self.home, self.ctx, order["order"]
+        if kind == "restore":
+            home.restore(by_client(order["states"]))
+            return {}
+        if kind == "ask":
+            return {"outputs": home.ask(order["client"], order["x"].to(ctx.device), ctx).cpu()}
+        if kind in ("changed", "everything"):
+            return {"states": by_word(home.changed() if kind == "changed" else everything(home))}
+        ctx.round, ctx.phase, ctx.participants = order["round"], order["phase"], tuple(order["participants"])
+        if kind == "evaluate":
+            found = home.evaluate(unpacked(order["messages"]), ctx, order["on"])
+            return {"measures": {str(client): asdict(measure) for client, measure in found.items()}}
+        return self._exchange(order) if kind == "exchange" else self._fuse(order)
+
+    def _exchange(self, order: Mapping[str, Any]) -> Tree:
+        replies = self.home.exchange(Step(**order["step"]), unpacked(order["messages"]), self.ctx)
+        if order["stays"]:
+            self.kept = replies.messages
+        return {
+            "messages": outlined(self.kept) if order["stays"] else packed(replies.messages),
+            "broken": sorted(replies.broken),
+            **{name: by_word(getattr(replies, name)) for name in TOLD},
+        }
+
+    def _fuse(self, order: Mapping[str, Any]) -> Tree:
+        state, clients, server = order["state"], order["clients"], self.server
+        fill(server.state, state)
+        own = {client: self.kept[client] for client in clients if client in self.kept}
+        self.kept = {}
+        fuse_share(self.home.method, server, own, clients, order["owner"], Step(**order["step"]), self.ctx, self.link)
+        return {"state": {key: server.state[key] for key in state}}
 
 
 def everything(home: InProcess) -> dict[int, Tree]:
@@ -214,47 +259,3 @@ def everything(home: InProcess) -> dict[int, Tree]:
 def moment(ctx: Context) -> dict[str, Any]:
     """Return where in the run rank 0 is."""
     return {"round": ctx.round, "phase": ctx.phase, "participants": list(ctx.participants)}
-
-
-def packed(messages: Mapping[int, Message]) -> Tree:
-    """Return messages as a tree in which a tensor that several of them share stands once."""
-    tensors: list[Tensor] = []
-    places: dict[Any, int] = {}
-
-    def place(tensor: Tensor) -> int:
-        key = tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
-        if not tensor.numel() or key not in places:
-            places[key] = len(tensors)
-            tensors.append(tensor)
-        return places[key]
-
-    content = {
-        str(client): {
-            "params": {model: {n: place(t) for n, t in state.items()} for model, state in message.params.items()},
-            "data": {name: place(tensor) for name, tensor in message.data.items()},
-            "meta": dict(message.meta),
-        }
-        for client, message in sorted(messages.items())
-    }
-    return {"tensors": tensors, "messages": content}
-
-
-def unpacked(tree: Tree) -> dict[int, Message]:
-    """Return the messages again; what they shared, they share."""
-    tensors = tree["tensors"]
-    return {
-        client: Message(
-            {model: {n: tensors[i] for n, i in state.items()} for model, state in found["params"].items()},
-            {name: tensors[i] for name, i in found["data"].items()},
-            found["meta"],
-        )
-        for client, found in _by_client(tree["messages"]).items()
-    }
-
-
-def _words(by_client: Mapping[int, Any]) -> dict[str, Any]:
-    return {str(client): value for client, value in sorted(by_client.items())}
-
-
-def _by_client(by_word: Mapping[str, Any]) -> dict[int, Any]:
-    return {int(word): by_word[word] for word in sorted(by_word, key=int)}

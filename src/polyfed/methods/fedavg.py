@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 
 from polyfed.core.fields import Count
 from polyfed.core.message import Message, State
-from polyfed.core.method import Combination, Local, Method, Plan, Step
+from polyfed.core.method import Combination, Local, Method, Plan, Step, unchanged
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, load_state
 from polyfed.core.stage import Stage
 from polyfed.core.traffic import Traffic
@@ -28,6 +28,7 @@ from polyfed.ops.aggregate import IndexMap, Part, extract, scatter_mean
 PRETRAIN = Step("pretrain", who="all")
 WEIGHTS = "4*(P + [buffers == 'average']*B)"  # bytes of what is averaged
 EXCHANGE = Traffic(WEIGHTS, f"{WEIGHTS} + 8")
+FUSING = ("fuse", "part", "weight", "refine")  # what the mean of an entry depends on
 
 
 @dataclass(frozen=True)
@@ -170,9 +171,18 @@ class FedAvg(Method):
         self.refresh(server, ctx)
         self.refine(server, replies, ctx)
 
+    def fused_into(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> dict[str, str] | None:
+        """Return the client's view, in methods that leave fusing as it is here."""
+        return keyed(self.slots(server, info, ctx)) if unchanged(self, FedAvg, *FUSING) else None
+
     def refine(self, server: Party, replies: Mapping[int, Message], ctx: Context) -> None:
         """Train the average further at the server; methods that do so (and `refresh` after it) do it here."""
 
     def part(self, server: Party, client: int, reply: Message, ctx: Context) -> Part:
         """Return one client's contribution to the mean."""
         return Part(reply.params.get("main", {}), self.slots(server, ctx.infos[client], ctx), self.weight(reply))
+
+
+def keyed(slots: IndexMap) -> dict[str, str]:
+    """Return the key of the server's state that each tensor of a reply belongs to, by its name on the wire."""
+    return {f"params/main/{name}": slot.key for name, slot in slots.items()}

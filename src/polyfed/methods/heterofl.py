@@ -27,7 +27,7 @@ from torch import Tensor
 from polyfed.core.errors import InputError
 from polyfed.core.fields import Positive, SomeShare
 from polyfed.core.message import Message
-from polyfed.core.method import Local, Plan, Step
+from polyfed.core.method import Local, Plan, Step, unchanged
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, is_running_statistic, load_state
 from polyfed.core.places import Place
 from polyfed.core.stage import Aux, Batch, Stage
@@ -35,7 +35,7 @@ from polyfed.core.statistics import collect_statistics
 from polyfed.core.task import CLASSIFICATION
 from polyfed.core.traffic import Traffic
 from polyfed.core.views import largest_first
-from polyfed.methods.fedavg import FedAvg
+from polyfed.methods.fedavg import FUSING, FedAvg, keyed
 from polyfed.models.width import activate_scalers
 from polyfed.ops.aggregate import Index, IndexMap, Part, Slot, extract, scatter_mean
 
@@ -182,6 +182,12 @@ class HeteroFL(FedAvg):
         super().fuse(server, replies, step, ctx)
         if self.statistics_at_server:
             self.collect_on_public(server, ctx)
+
+    def fused_into(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> dict[str, str] | None:
+        """Return the places of slices and statistics, unless the server works with the whole network afterwards."""
+        if self.statistics_at_server or not unchanged(self, HeteroFL, *FUSING):
+            return None
+        return keyed(self.all_slots(self.level_of(info, ctx), ctx))
 
     def collect_on_public(self, server: Party, ctx: Context) -> None:
         """Collect statistics on the public data: of the global network, and of all widths if slices are measured."""

@@ -19,11 +19,13 @@ from polyfed.core.checkpoint import pack_tree, unpack_tree
 from polyfed.core.federation import Federation
 from polyfed.core.message import Message
 from polyfed.core.method import Method
+from polyfed.core.party import cloned, fill
 from polyfed.core.places import kind_of
 from polyfed.core.robust import fits
 from polyfed.core.traffic import Told, Traffic, expected_bytes, letters, shown
 from polyfed.core.trust import Rule
 from polyfed.engines.inprocess import InProcess
+from polyfed.engines.shares import divided, keys_of, part_of, sizes_of
 from polyfed.result import Result
 from polyfed.testing.setting import Setting, digits, unequal
 from polyfed.testing.watch import (
@@ -190,6 +192,29 @@ def rules_against_bad_senders_slot_in(setting: Setting) -> None:
     assert all(math.isfinite(value) for value in result.accuracy()["per_client"])
 
 
+def fusing_can_be_divided(setting: Setting) -> None:
+    """Processes that fuse some keys each (`fused_into`) give the same bits as one that fuses all."""
+    ours = 3
+
+    def in_parts(self: Federation, step: Any, replies: Any, missing: Any) -> None:
+        method, server, ctx = self.method, self.server, self.ctx
+        if any(method.fused_into(server, ctx.infos[client], step, ctx) is None for client in replies):
+            raise NotApplicable("fusing is more than averaging")
+        owner = divided(sizes_of(method, server, replies, step, ctx), ours)
+        before, after = cloned(server.state), {}
+        for rank in range(ours):
+            part = {c: part_of(r, keys_of(method, server, c, step, ctx), owner, rank) for c, r in replies.items()}
+            method.fuse(server, part, step, ctx)
+            after.update({key: server.state[key].clone() for key in owner if owner[key] == rank})
+            fill(server.state, before)  # a process does not know what the others have found
+        fill(server.state, after)
+        method.fuse(server, {client: Message(meta=reply.meta) for client, reply in replies.items()}, step, ctx)
+
+    with patch.object(Federation, "_fuse", in_parts):
+        found = setting.run(engine="sequential")
+    _same_run(setting.plain, found)
+
+
 def resume_gives_the_same_run(setting: Setting) -> None:
     """A run that is stopped after any round and resumed is the uninterrupted one."""
     with tempfile.TemporaryDirectory() as folder:
@@ -282,6 +307,7 @@ CHECKS: tuple[Callable[[Setting], None], ...] = (
     only_declared_models_travel_and_no_inputs,
     bytes_are_those_of_the_formulas,
     rules_against_bad_senders_slot_in,
+    fusing_can_be_divided,
     resume_gives_the_same_run,
     one_sample_and_one_class_take_part,
     switched_off_it_is_its_base_method,
