@@ -32,9 +32,9 @@ def cost(entry: dict[str, Any]) -> str:
     if not entry["cost"]:
         return "" if entry["cost"] is None else f"`{entry['method']}`: nothing travels."
     lines = [f"Bytes of a client in one exchange of `{entry['method']}`, as its class has them:", ""]
-    lines += ["| step | when | down | up |", "|---|---|---|---|"]
-    for one in entry["cost"]:
-        lines.append(f"| `{one['step']}` | {one['when']} | `{one['down']}` | `{one['up']}` |")
+    for one in entry["cost"]:  # a list: on a phone, a table of formulas is cut off
+        ways = ", ".join(f"{way} `{one[way]}`" for way in ("down", "up") if one[way] != "0")
+        lines.append(f"- `{one['step']}`, {one['when']}: {ways}")
     where = "; ".join(f"`{letter}` {meaning}" for letter, meaning in entry["where"].items())
     return "\n".join([*lines, "", f"Here {where}. Tests hold every formula to the bytes that runs count."])
 
@@ -55,10 +55,10 @@ def section(entry: dict[str, Any]) -> str:
     ]
     if not entry["options"]:
         return "\n".join([*lines, "It has no options."])
-    lines += ["| option | default | takes | meaning |", "|---|---|---|---|"]
+    lines += ["| option and default | meaning |", "|---|---|"]  # two columns: a phone has no room for more
     for one in entry["options"]:
-        cells = (f"`{one['option']}`", f"`{one['default']}`", _cell(one["takes"]), _cell(one["meaning"]))
-        lines.append(f"| {' | '.join(cells)} |")
+        takes = f" ({_cell(one['takes'])})" if one["takes"] else ""
+        lines.append(f"| `{one['option']}` = `{one['default']}`{takes} | {_cell(one['meaning'])} |")
     return "\n".join(lines)
 
 

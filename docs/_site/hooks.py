@@ -99,7 +99,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         costs = glance.costs(page.file.src_uri)
         markdown, there = re.subn(COST, lambda _: costs, markdown, count=1, flags=re.MULTILINE)
         markdown += "" if there else f"\n\n## Cost\n\n{costs}" if costs else ""
-        markdown = re.sub(r"^\| field \| default \| meaning \|\n(?:\|.*\n?)+", "", markdown, flags=re.MULTILINE)
+        markdown = re.sub(r"^\| [Ff]ield \| [Dd]efault \| .*\n(?:\|.*\n?)+", "", markdown, flags=re.MULTILINE)
     return markdown + told
 
 

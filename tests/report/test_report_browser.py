@@ -235,6 +235,10 @@ def test_many_methods_are_shown_by_family_and_can_be_narrowed(crowded):
     assert sorted(visible) == ["ams", "ensemble", "oneshot_fedavg", "pfnm"]
     names = crowded.evaluate(f"{shown} && t.visible !== 'legendonly' && t.visible !== false).map(t => t.name)")
     assert sorted(names) == sorted(visible)
+    rows = "document.getElementById('chart-{}').layout.yaxis.ticktext"
+    assert crowded.evaluate(rows.format("gains")) == visible[::-1]  # a chart with a row for each method: best on top
+    both = [f"{method} {way}" for method in visible[::-1] for way in ("received", "sent")]
+    assert crowded.evaluate(rows.format("wire")) == both
     crowded.locator("#filter button", has_text="one-shot").click()
     assert crowded.locator("#table-leaderboard tbody tr:visible").count() == 16
 
@@ -243,3 +247,18 @@ def test_names_at_the_frontier_only_where_there_are_many(crowded):
     traces = "[...document.getElementById('chart-frontier').data]"
     named = f"{traces}.filter(t => t.mode?.includes('text')).map(t => t.name)"
     assert sorted(crowded.evaluate(named)) == ["ams", "fedfd"]
+
+
+def test_charts_of_many_methods_begin_with_a_few_and_fit_a_phone(crowded):
+    crowded.set_viewport_size({"width": 360, "height": 740})
+    crowded.wait_for_function("document.documentElement.scrollWidth === 360")  # charts follow a little later
+    rows = crowded.evaluate("document.getElementById('chart-gains').layout.yaxis.ticktext")
+    assert rows == ["fedfd", "scaffold", "fedvtc", "ams", "fedfd_student"]  # the best, by family from the top
+    points = "Math.max(...document.getElementById('chart-gains').data.flatMap(t => t.y).map(Math.round))"
+    assert crowded.evaluate(points) == len(rows) - 1
+    height = crowded.locator("#chart-gains").bounding_box()["height"]
+    assert height == pytest.approx(130 + 62 * len(rows), abs=2)
+    tiers = "document.getElementById('chart-tiers').data.filter(t => t.visible !== false).map(t => t.name)"
+    assert sorted(crowded.evaluate(tiers)) == sorted({*rows, "local"})
+    assert not crowded.locator("#table-wire").is_visible()  # of hundreds of rows: unfolded on demand
+    crowded.set_viewport_size({"width": 1280, "height": 900})

@@ -10,6 +10,7 @@ from report_runs import make_run
 
 from polyfed import report
 from polyfed.core.errors import InputError
+from polyfed.report import statistics
 from polyfed.report.runs import Run, Study, study
 
 pytestmark = pytest.mark.xdist_group("report")  # one comparison
@@ -91,3 +92,10 @@ def test_two_runs_of_one_method_are_two_rows(two_methods):
     from polyfed.report.runs import _group
 
     assert len(_group([run, twin], [], None, []).labels) == 2
+
+
+def test_networks_told_apart_by_a_number_are_one_kind(two_methods):
+    run = two_methods.runs["alpha"][0]
+    run.summary["cost"]["kinds"] = {"m/down/params/0": 30, "m/down/params/12": 60, "m/down/params/candidate-3": 3}
+    found = {kind: size for _, _, kind, size in statistics.wire(Study({"alpha": [run]}), "alpha")}
+    assert (found["params/other clients"], found["params/candidate"]) == (30, 1)

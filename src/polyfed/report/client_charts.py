@@ -101,7 +101,14 @@ def capacity(study: Study) -> Chart:
         ", bars: 95 % intervals over seeds." if any(one.error_y for one in series) else "."
     )
     return Chart(
-        "tiers", "Accuracy by network", Axis("", ticks=ticks), accuracy_axis(series, study.bounded), series, [], note
+        "tiers",
+        "Accuracy by network",
+        Axis("", ticks=ticks),
+        accuracy_axis(series, study.bounded),
+        series,
+        [],
+        note,
+        620 if study.many else 380,  # their names stand above
     )
 
 

@@ -23,11 +23,35 @@
   const families = report.families ?? {};
   let chosen = new Set();
   const isChosen = (method) => !chosen.size || !(method in families) || chosen.has(families[method]);
-  const narrow = (trace) => {
+  const isShown = (method) => (chosen.size || !(method in families) ? isChosen(method) : report.shown.includes(method));
+  const narrow = (trace, _, all) => {
     const method = trace.legendgroup ?? trace.name;
     if (!isChosen(method)) trace.visible = false;
-    else if (trace.showlegend !== undefined && trace.legendgroup in families && !report.shown.includes(method)
-      && !chosen.size && trace.mode?.includes("lines")) trace.visible = "legendonly";
+    else if (trace.legendgroup in families && !isShown(method)) {
+      if (trace.mode?.includes("lines")) trace.visible = "legendonly";
+      // The names of so many would leave no room for the points.
+      else if (trace.showlegend && all.length > 15) trace.visible = false;
+    }
+  };
+  const narrowRows = ({ data, layout }) => { // a chart with a row or two for each method
+    const ticks = layout.yaxis.ticktext ?? [];
+    const method = (tick) => (tick in families ? tick : tick.replace(/ (sent|received)$/, ""));
+    if (!ticks.some((tick) => method(tick) in families)) return;
+    const kept = ticks.map((tick, row) => row).filter((row) => isShown(method(ticks[row])));
+    const place = new Map(kept.map((row, now) => [row, now]));
+    const pick = (list, rows) => (Array.isArray(list) && list.length === rows.length ? list.filter((_, i) => rows[i]) : list);
+    for (const trace of data) {
+      const rows = trace.y.map((y) => place.has(Math.round(y)));
+      for (const key of ["x", "hovertext", "text"]) trace[key] = pick(trace[key], rows);
+      if (trace.error_x) trace.error_x.array = pick(trace.error_x.array, rows);
+      trace.y = trace.y.filter((_, i) => rows[i]).map((y) => place.get(Math.round(y)) + y - Math.round(y));
+      if (!trace.y.length) trace.visible = false;
+    }
+    const each = (layout.height - 130) / ticks.length;
+    layout.height = 130 + each * kept.length;
+    layout.yaxis.ticktext = kept.map((row) => ticks[row]);
+    layout.yaxis.tickvals = kept.map((_, now) => now);
+    layout.yaxis.range = [-0.6, kept.length - 0.4];
   };
 
   // --- charts ---
@@ -46,6 +70,9 @@
       layout.yaxis.tickfont.size = layout.xaxis.tickfont.size = 10.5;
       layout.yaxis.title.text = "";
       layout.margin.r = 4;
+      if (layout.xaxis.ticktext?.length > 6) {
+        layout.xaxis.ticktext = layout.xaxis.ticktext.map((text) => text.split("<br>")[0]);
+      }
       if (layout.xaxis.ticktext && layout.xaxis.ticktext.some((text) => text.length > 3)) layout.xaxis.tickangle = -40;
     }
     if (printing) {
@@ -58,8 +85,12 @@
     const name = element.dataset.figure;
     const figure = colored(report.figures[name]);
     const hiddenNames = new Set((element.data ?? []).filter((t) => t.visible === "legendonly").map((t) => t.name));
-    if (report.families) figure.data.forEach(narrow);
+    if (report.families) {
+      figure.data.forEach(narrow);
+      narrowRows(figure);
+    }
     for (const trace of figure.data) if (hiddenNames.has(trace.name)) trace.visible = "legendonly";
+    element.style.minHeight = `${figure.layout.height}px`;
     const width = printing ? (element.closest(".pair") ? 330 : 690) : element.clientWidth;
     return Plotly.react(element, figure.data, fitted(figure.layout, width), options(name));
   };

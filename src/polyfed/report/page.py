@@ -6,6 +6,7 @@ import base64
 import gzip
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -30,9 +31,10 @@ def render(study: Study, targets: Sequence[float] | None = None) -> str:
     """Return the page as text."""
     drawn: dict[str, Chart] = {}
     missing: dict[str, str] = {}
+    ordered = _by_family(study)
     for kind in charts.KINDS:
         try:
-            drawn[kind] = charts.chart(study, kind)
+            drawn[kind] = charts.chart(ordered, kind)
         except InputError as error:
             missing[kind] = str(error)
     figures = {kind: _json_figure(chart) for kind, chart in drawn.items()}
@@ -44,12 +46,12 @@ def render(study: Study, targets: Sequence[float] | None = None) -> str:
         facts=_facts(study),
         answer=answer,
         tables={
-            "leaderboard": tables.leaderboard(study),
-            "targets": tables.targets(study, targets),
-            "fairness": tables.fairness(study),
-            "clients": tables.clients(study, SHOWN_CLIENTS),
-            "trust": tables.trust(study),
-            "wire": tables.wire(study),
+            "leaderboard": tables.leaderboard(ordered),
+            "targets": tables.targets(ordered, targets),
+            "fairness": tables.fairness(ordered),
+            "clients": tables.clients(ordered, SHOWN_CLIENTS),
+            "trust": tables.trust(ordered),
+            "wire": tables.wire(ordered),
             "sweep": tables.sweep(study),
         },
         charts=drawn,
@@ -71,6 +73,14 @@ def render(study: Study, targets: Sequence[float] | None = None) -> str:
         tries=study.tries,
         plotly=Markup(_plotly()),
     )
+
+
+def _by_family(study: Study) -> Study:
+    """Return the study with its methods family by family, the best first, where there are many."""
+    if not study.many:
+        return study
+    rows = sorted(statistics.leaderboard(study), key=lambda row: (study.family(row.method), -row.accuracy.mean))
+    return replace(study, runs={row.method: study.runs[row.method] for row in rows})
 
 
 def _many(study: Study) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil, floor
@@ -13,6 +14,7 @@ from polyfed.report.runs import LOCAL, POOLED, Run, Study
 
 Measure = Callable[[Run], float | None]  # of a finished run (None: it has no such value)
 BASELINE = "fedavg"  # what the "speed" of a method is compared with, where it took part
+NUMBERED = re.compile(r"^params/(?:([a-z]+)-)?\d+$")  # other clients' networks, candidates
 
 
 @dataclass(frozen=True)
@@ -276,13 +278,15 @@ def beaten_by(rows: Sequence[tuple[str, float, float]]) -> dict[str, str | None]
 def wire(study: Study, label: str) -> list[tuple[str, str, str, float]]:
     """Return (phase, direction, kind, bytes of a client) of everything a method sent, mean over seeds.
 
-    What is not payload is `framing` (names, shapes, headers), of all phases together.
+    What is not payload is `framing` (names, shapes, headers), of all phases together. Networks that are told apart by a
+    number only are one kind.
     """
     runs = study.runs[label]
     totals: dict[tuple[str, str, str], float] = {}
     for run in runs:
         for key, size in run.summary["cost"]["kinds"].items():
             step, direction, kind = key.split("/", 2)
+            kind = NUMBERED.sub(lambda found: f"params/{found[1] or 'other clients'}", kind)
             totals[step, direction, kind] = totals.get((step, direction, kind), 0.0) + size / run.clients / len(runs)
     for direction in ("up", "down"):
         framing = fmean(run.per_client_wire(direction) - run.per_client_bytes(direction) for run in runs)
