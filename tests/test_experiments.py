@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,6 @@ FILES = sorted((Path(__file__).parents[1] / "experiments").rglob("*.toml"))
 
 @pytest.mark.parametrize("file", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_experiment_file(file):
-    import tomllib
-
     described, used = set(), set()
     for scale in (None, *tomllib.loads(file.read_text()).get("scales", {})):
         told = read_experiment(file, scale=scale)
@@ -47,6 +46,18 @@ def test_the_page_of_the_field_is_written_from_what_was_measured():
 def test_a_method_with_rounds_of_its_own_takes_those():
     told = experiment(method="fedavg", rounds=7)
     assert (told.config().planned_rounds(), told.config("ams").planned_rounds()) == (7, 1)
+
+
+def test_one_label_may_be_attacked():
+    """As the page about robustness shows it."""
+    page = (Path(__file__).parents[1] / "docs" / "explanation" / "robustness.md").read_text()
+    told = experiment(**tomllib.loads(page.partition("```toml\n")[2].partition("```")[0]))
+    trust = {label: (told.config(label).trust.attack, told.config(label).trust.robust) for label in told.compare}
+    assert trust == {
+        "fedavg": (None, None),
+        "attacked": ("signflip:0.2", None),
+        "defended": ("signflip:0.2", "distance"),
+    }
 
 
 def test_one_label_may_have_networks_and_training_of_its_own():

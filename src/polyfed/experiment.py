@@ -32,7 +32,8 @@ class Experiment:
     seeds
         How many seeds a comparison takes.
     settings
-        Label -> settings of this label alone, by full name: its networks, how it trains, who takes part, its rounds.
+        Label -> settings of this label alone, by full name: its networks, how it trains, who takes part, its rounds,
+        attack and rule.
     sweep
         Setting, `method.OPTION` or `LABEL.OPTION` -> the values that `polyfed compare` tries.
     """
@@ -66,7 +67,7 @@ class Experiment:
 
 
 KEYS = ("method", "methods", "compare", "seeds", "sweep")  # of an experiment, beside the settings
-OWN = ("models", "training", "participation", "rounds")  # what one label may have of its own; the data is common
+OWN = ("models", "training", "participation", "rounds", "trust")  # what a label may have of its own; data is common
 SWEPT = ("models", "training")  # sections whose settings a sweep may vary
 
 

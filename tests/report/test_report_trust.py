@@ -52,3 +52,35 @@ def test_a_run_tells_who_was_left_out():
     assert len(bad) == 1 and all(bad[0] in line["left_out"] for line in result.history)
     frame = table(result, "trust")
     assert len(frame) == 6 and list(frame["unit"]) == ["sample"] * 6  # everybody has spent something
+
+
+def attacked(label, values, seed=0, malicious=(), **trust):
+    run = make_run(label, seed, [values])
+    trust = {"attack": None, "robust": None, **trust}
+    run.config.update(label=label, method={"name": "fedavg"}, trust=trust)
+    run.history[-1]["malicious"] = list(malicious)
+    return run
+
+
+def test_what_honest_clients_keep_is_told_beside_the_same_clients_without_attack():
+    clean = [attacked("clean", [0.8, 0.4, 0.6]), attacked("clean", [0.5, 0.5, 0.5], seed=1)]
+    bad = [
+        attacked("bad", [0.4, 0.9, 0.3], malicious=[1], attack="signflip:0.3"),  # 0.35 of 0.7
+        attacked("bad", [0.9, 0.4, 0.2], seed=1, malicious=[0], attack="signflip:0.3"),  # 0.3 of 0.5
+    ]
+    rule = [attacked("rule", [0.8, 0.2, 0.8], robust="median")]
+    found = tables.kept(Study({"clean": clean, "bad": bad, "rule": rule}))
+    by_label = {row[0].text: row for row in found.rows}
+    assert list(by_label) == ["bad", "rule"]
+    assert [cell.value for cell in by_label["bad"][1:3]] == ["signflip:0.3", None]
+    assert [cell.value for cell in by_label["bad"][3:]] == pytest.approx([32.5, 60.0, 55.0, 45.0])
+    assert [cell.value for cell in by_label["rule"][3:]] == pytest.approx([60.0, 60.0, 100.0, 50.0])  # a minority pays
+    assert "What honest clients keep" in page.render(Study({"clean": clean, "bad": bad}))
+
+
+def test_without_the_clean_run_nobody_knows_what_was_kept():
+    bad = [attacked("bad", [0.4, 0.9, 0.3], malicious=[1], attack="signflip:0.3")]
+    other = attacked("clean", [0.8, 0.4, 0.6])
+    other.config["method"] = {"name": "fedprox"}
+    assert tables.kept(Study({"bad": bad, "clean": [other]})).rows == []
+    assert tables.kept(Study({"bad": bad, "clean": [attacked("clean", [0.8] * 3, seed=1)]})).rows == []

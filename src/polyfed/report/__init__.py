@@ -69,7 +69,7 @@ def figure(source: Any, kind: str = "curves", backend: str = "plotly") -> Any:
 
 
 def table(source: Any, name: str = "leaderboard") -> pandas.DataFrame:
-    """Return a table (leaderboard, targets, fairness, clients, trust, wire, sweep) as a data frame of numbers."""
+    """Return a table (leaderboard, targets, fairness, clients, trust, kept, wire, sweep) as a data frame of numbers."""
     from polyfed.report import forms, tables
 
     return forms.to_frame(tables.make(study(source), name))
@@ -106,7 +106,7 @@ def export(source: Any, folder: str | Path, formats: Sequence[str] = ("pdf", "sv
         written += [static.save(picture, folder / f"{kind}.{ending}") for ending in formats]
     for name in tables.TABLES:
         made = tables.make(found, name)
-        if not made.rows and name in ("sweep", "trust"):  # these runs have none
+        if not made.rows and name in ("sweep", "trust", "kept"):  # these runs have none
             continue
         folder.mkdir(parents=True, exist_ok=True)
         for ending, text in (

@@ -9,7 +9,7 @@ from itertools import groupby
 from polyfed.core.errors import unknown
 from polyfed.core.summary import client_columns
 from polyfed.ops.estimate import Estimate, estimate
-from polyfed.report import charts, statistics, sweeps
+from polyfed.report import attacks, charts, statistics, sweeps
 from polyfed.report import fairness as numbers
 from polyfed.report.runs import POOLED, Study
 from polyfed.terminal.tables import amount
@@ -268,6 +268,25 @@ def trust(study: Study) -> Table:
     return _without_empty(Table("trust", "Trust", columns, rows))
 
 
+def kept(study: Study) -> Table:
+    """Return what honest clients keep of the accuracy of the same run without attack and rule, where there is one."""
+    columns = [
+        Column("method", number=False),
+        Column("attack", "what malicious clients do", number=False),
+        Column("rule", "how bad senders are left out", number=False),
+        Column("honest %", "mean accuracy of the honest clients"),
+        Column("clean %", "of the same clients, without attack and without rule"),
+        Column("kept %", "the share of it that they keep"),
+        Column("least kept %", "by the honest client that keeps least"),
+    ]
+    rows = [
+        [word(one.label), word(one.attack), word(one.rule)]
+        + [share(value) for value in (one.honest, one.clean, one.share, one.least)]
+        for one in attacks.kept(study)
+    ]
+    return Table("kept", "What honest clients keep", columns, rows)
+
+
 def wire(study: Study) -> Table:
     """Bytes by phase, direction and kind."""
     columns = [
@@ -324,6 +343,7 @@ TABLES: dict[str, Callable[[Study], Table]] = {
     "fairness": fairness,
     "clients": clients,
     "trust": trust,
+    "kept": kept,
     "wire": wire,
     "sweep": sweep,
 }
