@@ -46,22 +46,13 @@ def render(study: Study, targets: Sequence[float] | None = None) -> str:
         facts=_facts(study),
         answer=answer,
         tables={
-<<<<<<< HEAD
             "leaderboard": tables.leaderboard(ordered),
             "targets": tables.targets(ordered, targets),
             "fairness": tables.fairness(ordered),
             "clients": tables.clients(ordered, SHOWN_CLIENTS),
             "trust": tables.trust(ordered),
+            "kept": tables.kept(ordered),
             "wire": tables.wire(ordered),
-=======
-            "leaderboard": tables.leaderboard(study),
-            "targets": tables.targets(study, targets),
-            "fairness": tables.fairness(study),
-            "clients": tables.clients(study, SHOWN_CLIENTS),
-            "trust": tables.trust(study),
-            "kept": tables.kept(study),
-            "wire": tables.wire(study),
->>>>>>> b08ec06 (The report says what honest clients keep under an attack, and a label of a comparison may have its own)
             "sweep": tables.sweep(study),
         },
         charts=drawn,
