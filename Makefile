@@ -75,7 +75,7 @@ check: $(TESTED)  ## lint, format, types, and that imports point down
 	$(BIN)/lint-imports --no-cache
 
 docs: $(TESTED)  ## build the site into build/site: links, reference and gallery checked, no network
-	NO_MKDOCS_2_WARNING=1 PYTHONPATH=src $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=src $(BIN)/mkdocs build --strict  # not --quiet: it does not count what it does not say
 
 package: $(TESTED)  ## build wheel and sdist and try them in an empty environment (takes the dependencies from the index)
 	$(BIN)/python -m pytest -m slow tests/test_package.py

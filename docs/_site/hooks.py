@@ -21,6 +21,7 @@ import names  # noqa: E402
 FROM_ROOT = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 DIRECTORIES = ("methods", "reproductions", "reference", "decisions", "notebooks")
 COST = r"^The bytes of an exchange, as formulas of the class: .*$"  # what the site shows in its place
+OUTSIDE = r"\[([^\]]+)\]\((?:\.\./)+results[^)]*\)"  # measured figures: the repository has them, the site has not
 ALONE = ("README.md", "gallery.md")  # pages beside which there is nothing to choose from
 
 
@@ -94,12 +95,14 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     for source, target in FROM_ROOT.items():
         up = "../" * page.file.src_uri.count("/")
         markdown = markdown.replace(f"](../{up}{source})", f"]({up}{target})")
+    markdown = re.sub(OUTSIDE, r"\1", markdown)
     told = glance.sections(page.file.src_uri)
     if told:  # the options stand below, from the class: the same by hand is for readers of the file
         costs = glance.costs(page.file.src_uri)
         markdown, there = re.subn(COST, lambda _: costs, markdown, count=1, flags=re.MULTILINE)
         markdown += "" if there else f"\n\n## Cost\n\n{costs}" if costs else ""
-        markdown = re.sub(r"^\| [Ff]ield \| [Dd]efault \| .*\n(?:\|.*\n?)+", "", markdown, flags=re.MULTILINE)
+        below = f"All options, with defaults and limits: [below](#{Path(page.file.src_uri).stem}-at-a-glance).\n"
+        markdown = re.sub(r"^\| [Ff]ield \| [Dd]efault \| .*\n(?:\|.*\n?)+", below, markdown, flags=re.MULTILINE)
     return markdown + told
 
 
