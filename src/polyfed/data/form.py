@@ -124,7 +124,8 @@ class Form:
             if column.kind == "category":
                 pieces["category"].append(_one_hot(column, values, what, notes))
                 missing = np.array([value is None for value in values], dtype=bool)
-                empty += [f"{column.name} ({int(missing.sum())} rows)"] if missing.any() else []
+                if rows := int(missing.sum()):
+                    empty.append(f"{column.name} ({rows} row{'s' if rows > 1 else ''})")
                 continue
             missing = np.isnan(values)
             if missing.any() and not column.gaps:
