@@ -177,9 +177,11 @@ def test_a_model_from_local_files_says_what_it_said_and_does_not_look_at_padding
     check_model(model, InputShape((6,), words=20 + moved))
 
 
-def test_a_saved_head_of_another_size_is_made_anew(tmp_path):
+def test_a_saved_head_of_another_size_is_made_anew_without_a_report(tmp_path, capsys):
     saved_model(tmp_path / "kept", "bert")
+    capsys.readouterr()
     assert build(f"hf:{tmp_path / 'kept'}", TEXT, 5)(torch.ones(2, 6, dtype=torch.int64)).shape == (2, 5)
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(

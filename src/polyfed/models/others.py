@@ -7,7 +7,8 @@ a folder or an `owner/name` of the Hub takes those that are there.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -85,7 +86,7 @@ def build_hf(options: Options, input_shape: Sequence[int], num_classes: int, rat
         fields[found[1]] = int(found[2])
     transformers = _package("transformers", "transformers")
     make = transformers.AutoModelForSequenceClassification
-    with _told(f"hf:{name}"):
+    with _told(f"hf:{name}"), _quiet(transformers.utils.logging):
         if "/" in name or Path(name).is_dir():
             # A head of another size is made anew: the classes are those of the data.
             how = {"num_labels": num_classes, "ignore_mismatched_sizes": True, "attn_implementation": "eager"}
@@ -187,6 +188,20 @@ def _package(module: str, name: str) -> Any:
         raise InputError(
             f"The package {name} does not work with the installed torch ({error}): install the one that fits it."
         ) from error
+
+
+@contextmanager
+def _quiet(logging: Any) -> Iterator[None]:
+    """Keep transformers from reporting every time that a model is read: it is read once for each client and check."""
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
 
 
 class _told:
