@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -271,12 +272,21 @@ def test_the_arguments_of_run_have_the_defaults_of_the_configuration():
 # --- no run is mistaken for another ---
 
 
+COMPARISON = ["compare", "--methods", "fedavg", "--seeds", "1", *SMALL, "--json", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    out = tmp_path_factory.mktemp("finished") / "cmp"
+    assert polyfed(*COMPARISON, "--out", out).returncode == 0
+    return out
+
+
 @pytest.fixture
-def finished(tmp_path):
+def finished(comparison, tmp_path):
     out = tmp_path / "cmp"
-    arguments = ["compare", "--methods", "fedavg", "--seeds", "1", *SMALL, "--out", out, "--json", "--quiet"]
-    assert polyfed(*arguments).returncode == 0
-    return out, arguments
+    shutil.copytree(comparison, out)
+    return out, [*COMPARISON, "--out", out]
 
 
 @pytest.mark.parametrize(

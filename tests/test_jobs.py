@@ -92,6 +92,7 @@ def test_a_killed_process_cuts_off_its_run_alone_and_the_same_call_goes_on(
     assert everything(tmp_path / "c") == everything(tmp_path / "undisturbed")
 
 
+@pytest.mark.long
 def test_what_somebody_stops_goes_on_later(tmp_path: Path, helped: list[Any]) -> None:
     class Enough(Exception):
         pass
@@ -162,6 +163,7 @@ def _lives(process: int) -> bool:
     return not (state.is_file() and ") Z " in state.read_text())  # ended, and nobody has asked how
 
 
+@pytest.mark.long
 def test_a_run_that_diverges_in_a_helper_is_told_and_does_not_hold_up_others(tmp_path: Path, helped: list[Any]) -> None:
     made = experiment(**{**SMALL, "lr": 1e30}, seeds=2)
     with pytest.raises(TrainingError, match=r"2 of 2 runs failed"):
@@ -169,11 +171,13 @@ def test_a_run_that_diverges_in_a_helper_is_told_and_does_not_hold_up_others(tmp
     assert helped == [("local", helped[0][1])]
 
 
+@pytest.mark.long
 def test_what_nobody_foresaw_in_a_helper_comes_with_its_traceback(helped: list[Any]) -> None:
     with pytest.raises(Failed, match=r"nobody foresaw this[\s\S]*ZeroDivisionError"):
         compare(experiment(**SMALL, seeds=2), ["tests.helped:Broken", "local"], jobs=2)
 
 
+@pytest.mark.long
 def test_a_network_that_only_this_process_knows_is_trained_here(
     helped: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

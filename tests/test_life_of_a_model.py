@@ -94,7 +94,9 @@ def test_a_network_of_ones_own_is_asked_for(tmp_path):
     assert torch.equal(again.module.head.weight, result.models[0].head.weight)
 
 
-@pytest.mark.parametrize("format", ["safetensors", "torch", "torchscript", "onnx"])
+@pytest.mark.parametrize(
+    "format", ["safetensors", "torch", "torchscript", pytest.param("onnx", marks=pytest.mark.long)]
+)
 def test_export(hospitals, format, tmp_path):
     if format == "onnx":
         pytest.importorskip("onnxscript")

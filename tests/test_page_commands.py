@@ -23,6 +23,7 @@ REASONS = {  # what a block may be left out for, and by how many blocks it is
     "several terminals": 8,
     "hours": 2,
     "up to hours": 1,
+    "half an hour": 1,
     "wants an idle machine": 1,
     "needs a GPU": 1,
     "starts processes": 1,

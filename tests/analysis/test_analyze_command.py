@@ -55,6 +55,7 @@ def test_stages_of_a_resnet():
     assert model.training
 
 
+@pytest.mark.long
 def test_cka_command(runs, tmp_path):
     path, _, result = runs
     outcome = CliRunner().invoke(app, ["analyze", "cka", str(path), "--out", str(tmp_path), "--set", "samples=40"])
@@ -69,6 +70,7 @@ def test_cka_command(runs, tmp_path):
     assert (tmp_path / "stages.png").is_file() and (tmp_path / "clients-fedavg-seed0.pdf").is_file()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "settings", "file"),
     [

@@ -103,6 +103,7 @@ CASES = [
 
 
 FEW = ("fedavg", "heterofl", "fedproto", "fedmd", "ams")  # methods of very different kinds
+TWINS = ("dafkd_hetero", "feddf_hetero")  # their everyday checks are those of dafkd and feddf, on slices
 FEW_SAMPLES = (10, 5, 12, 8)  # for tests that need a full batch and a rest of one, and no more
 FEW_CASES = [next(case for case in CASES if case.method == method) for method in FEW]
 
@@ -112,7 +113,7 @@ def everyday(cases: Sequence[Case] = CASES, few: bool = False) -> Any:
 
     All tests of a case run in one process, where its plain run is made once.
     """
-    seen: set[str] = set()
+    seen: set[str] = set(TWINS)
     params = []
     for case in cases:
         often = case.method not in seen and (not few or case.method in FEW)

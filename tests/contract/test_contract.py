@@ -14,6 +14,7 @@ from polyfed import methods
 from polyfed.testing import CHECKS, NotApplicable, Setting, check_method
 from polyfed.testing.checks import (
     another_seed_another_run,
+    client_order_does_not_matter,
     resume_gives_the_same_run,
     same_seed_same_run,
     stacks_give_the_same_numbers,
@@ -29,7 +30,12 @@ def test_every_registered_method_is_in_the_table():
     assert len({case.id for case in CASES}) == len(CASES)  # each has its own line in the stored results
 
 
-ON_THEIR_OWN = (resume_gives_the_same_run, same_seed_same_run, another_seed_another_run)
+ON_THEIR_OWN = (
+    resume_gives_the_same_run,
+    client_order_does_not_matter,
+    same_seed_same_run,
+    another_seed_another_run,
+)
 
 
 @pytest.mark.parametrize("check", [check for check in CHECKS if check not in ON_THEIR_OWN], ids=name_of)
@@ -46,9 +52,10 @@ def test_contract_of_seeds(case, check):
     fulfils(case, check)
 
 
+@pytest.mark.parametrize("check", [resume_gives_the_same_run, client_order_does_not_matter], ids=name_of)
 @everyday(few=True)
-def test_contract_of_resuming(case):
-    fulfils(case, resume_gives_the_same_run)  # four runs each
+def test_contract_of_resuming_and_order(case, check):
+    fulfils(case, check)  # several runs each
 
 
 def fulfils(case, check):
@@ -91,6 +98,7 @@ def test_a_method_of_somebody_else_passes():
     assert len(done) == len(CHECKS)
 
 
+@pytest.mark.long
 def test_the_contract_is_at_hand_after_import_polyfed():
     """In a process of its own: here it was imported already."""
     code = "import polyfed as pf; print(pf.testing.check_method.__name__)"

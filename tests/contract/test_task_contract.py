@@ -26,7 +26,7 @@ def problem(task, public):
     return Clients.from_parts(parts, test=draw(30), own_test="own", public=draw(24) if public else None, task=task)
 
 
-@everyday()
+@everyday(few=True)
 @pytest.mark.parametrize("task", OUTPUTS)
 def test_other_tasks(case, task):
     clients = problem(task, case.public)

@@ -204,7 +204,9 @@ def test_an_ensemble_is_distilled_from_learners_into_learners():
     assert told.history[-1]["bytes_up"] == 3 * (4 * rows * outputs + 8)  # logits, and the number of samples
 
 
-@pytest.mark.parametrize("settings", [{"workers": 1}, {"engine": "sequential"}, {"workers": 3}])
+@pytest.mark.parametrize(
+    "settings", [{"workers": 1}, pytest.param({"engine": "sequential"}, marks=pytest.mark.long), {"workers": 3}]
+)
 def test_neither_workers_nor_order_change_a_bit(settings):
     def told(**settings):
         history = pf.run(FEDMD, table(), MIXED, **QUICK, **settings).history

@@ -40,7 +40,8 @@ class Watched(Method):
         yield Stage(self.loss, steps=LATE)
 
 
-@pytest.mark.parametrize(("engine", "clients"), [("sequential", 1), pytest.param("batched", 3, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(("engine", "clients"), [("sequential", 1), ("batched", 3)])
 def test_memory_does_not_grow_with_the_steps_of_a_stage(engine, clients):
     rng = np.random.default_rng(0)
     parts = [(rng.normal(size=(4, 1, 2, 2)).astype(np.float32), np.array([0, 1, 0, 1])) for _ in range(clients)]

@@ -37,6 +37,7 @@ def test_steps_are_those_of_torch(name: str, momentum: float) -> None:
     assert torch.equal(ours[2], start[2]) and not torch.equal(ours[0], start[0])
 
 
+@pytest.mark.long
 def test_a_run_does_not_load_the_compiler() -> None:
     script = (
         "import sys, polyfed as pf\n"

@@ -295,6 +295,7 @@ def test_a_private_run_is_the_same_with_any_workers_and_engine():
         same_states(states(first), states(other))
 
 
+@pytest.mark.long
 def test_what_is_spent_survives_a_resume(tmp_path):
     data, privacy = synthetic(3, 20, public=False), Privacy(epsilon=8.0)
     whole = pf.run(FedAvg(), data, rounds=3, training=SMALL, privacy=privacy)

@@ -164,14 +164,16 @@ def test_noisy_moments_are_covariances(kind):
     ("method", "options", "each"),
     [
         ("fedproto", {}, 1),
-        ("fedtgp", {"server_epochs": 1}, 1),
-        ("fedgh", {}, 1),
-        ("feddistill", {}, 1),
-        ("feddistill_plus", {}, 1),
-        ("ccvr", {"samples_per_class": 4}, 0),
-        ("ccvr", {"samples_per_class": 4, "when": "every_round", "form": "clients"}, 1),
-        ("fedgen", {"generator_steps": 1}, 1),
-        ("ams", {"mask_absent": True}, 0),
+        pytest.param("fedtgp", {"server_epochs": 1}, 1, marks=pytest.mark.long),
+        pytest.param("fedgh", {}, 1, marks=pytest.mark.long),
+        pytest.param("feddistill", {}, 1, marks=pytest.mark.long),
+        pytest.param("feddistill_plus", {}, 1, marks=pytest.mark.long),
+        pytest.param("ccvr", {"samples_per_class": 4}, 0, marks=pytest.mark.long),
+        pytest.param(
+            "ccvr", {"samples_per_class": 4, "when": "every_round", "form": "clients"}, 1, marks=pytest.mark.long
+        ),
+        pytest.param("fedgen", {"generator_steps": 1}, 1, marks=pytest.mark.long),
+        pytest.param("ams", {"mask_absent": True}, 0, marks=pytest.mark.long),
         ("fedavg", {}, 0),
     ],
 )
@@ -193,6 +195,7 @@ def test_a_method_tells_as_often_as_it_says_and_keeps_its_budget(method, options
     assert 4.9 < spent <= 5.0  # all that was planned was spent: neither more nor less
 
 
+@pytest.mark.long
 def test_prototypes_of_a_run_differ_by_seed_and_not_by_engine():
     def run(**more):
         given = {"privacy": Privacy(epsilon=8.0), "progress": False, "feature_dim": 8}

@@ -558,6 +558,7 @@ def test_defaults_are_those_of_the_specification():
     assert (method.sigma, method.pairs, method.use_in, method.analytic_add_local) == ("tensor", "pool", True, False)
 
 
+@pytest.mark.long
 def test_every_switch_changes_the_run():
     options = [
         {}, {"mu": 0.0}, {"combine": "none"}, {"combine": "analytic"}, {"lam": 0.5}, {"outer_scale": "unit"},

@@ -147,6 +147,7 @@ def test_the_command_of_a_run_says_every_setting(key, value, more):
     assert configurations("second") == configurations("first")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("key", "value", "more"), VALUES, ids=lambda value: str(value)[:30])
 def test_the_command_of_a_comparison_says_every_setting(key, value, more):
     seeds = {"seeds": 1} if key != "seeds" else {}

@@ -177,6 +177,7 @@ def test_ctrl_c_saves_a_checkpoint_and_resume_goes_on(tmp_path):
     assert history == list(range(1, later[-1] + 1))
 
 
+@pytest.mark.long
 def test_without_a_directory_ctrl_c_says_that_nothing_is_kept():
     words = ["run", "--method", "local", "--data", "digits", "--limit", "80", "--clients", "2", "--models", "mlp:1x8"]
     process = start([*words, "--rounds", "5000"])

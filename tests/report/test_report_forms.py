@@ -215,6 +215,7 @@ def test_unknown_names_are_refused_with_a_hint(two_methods):
         report.figure(two_methods, "curves", backend="ascii")
 
 
+@pytest.mark.long
 def test_export_writes_every_form_and_twice_the_same(two_methods, tmp_path):
     pytest.importorskip("matplotlib")
     first = report.export(two_methods, tmp_path / "a", ["svg"])

@@ -78,6 +78,7 @@ class Ticks:
         return self.seconds
 
 
+@pytest.mark.long
 def test_an_entry_stops_with_its_budget_and_goes_on(place):
     begun = []
     entry, _, whole = run(place, Clock(12.0, Ticks()), begun)
@@ -100,6 +101,7 @@ def test_an_entry_stops_with_its_budget_and_goes_on(place):
     assert nothing == []
 
 
+@pytest.mark.long
 def test_runs_of_another_version_are_not_paired_with_new_ones(place):
     entry, result, _ = run(place)
     known = result.cases["two"].runs["ams"]["0"].copy()
@@ -111,6 +113,7 @@ def test_runs_of_another_version_are_not_paired_with_new_ones(place):
     assert again.cases["two"].runs["ams"]["0"] == known and again.versions["polyfed"] != "0.0.1"
 
 
+@pytest.mark.long
 def test_held_labels_are_measured_again_from_the_run(place):
     entry, result, _ = run(place)
     folder = place / "runs" / entry.folder("mini", entry.cases()[0]) / "ams" / "seed-0"
@@ -216,6 +219,7 @@ def test_costs_are_counted_from_the_networks(place):
     assert before.missing == before.minutes and after.missing < before.missing + 1e-9
 
 
+@pytest.mark.long
 def test_the_command(place, monkeypatch):
     monkeypatch.chdir(place)
 
