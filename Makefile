@@ -44,8 +44,8 @@ test-pages: $(TESTED) browser  ## run the notebooks, the examples, all commands 
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m pages
 
 # Federations of real processes wait for each other most of the time, so more of them run at once than there are cores.
-test-flower: $(TESTED)  ## run the tests with real servers and sites
-	$(BIN)/python -m pytest -n 4 --dist loadgroup -m 'not slow and not long' tests/flower
+test-flower: $(TESTED)  ## run the tests with real servers and sites, every method among them
+	$(BIN)/python -m pytest -n 4 --dist loadgroup -m 'not slow' tests/flower
 
 test-all: test test-long test-pages test-flower test-avx2 storm-short  ## run all tests, as CI does
 
