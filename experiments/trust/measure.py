@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from families import FAMILIES, PRIVATE_FAMILIES, TRAINING, private
 
 import polyfed as pf
 from polyfed.core.errors import InputError, TrainingError
@@ -24,24 +25,10 @@ from polyfed.core.robust import fits
 from polyfed.core.trust import RULES, Trust
 from polyfed.methods import make
 
-# Whole clients as batches: a run takes about a second, so that all of them take an hour and not a day.
-TRAINING = pf.Training(epochs=4, lr=0.3, momentum=0.9, batch_size=256)
-FEATURES = pf.Training(epochs=4, lr=0.1, momentum=0.9, batch_size=64)
-ONCE = pf.Training(epochs=30, lr=0.3, momentum=0.9, batch_size=256)
 CLIENTS, ROUNDS = 10, 10
 ATTACKS = ("signflip", "alie", "scale::-10", "scale::1000", "random")  # the first two at every share
 SHARES = (0.1, 0.2, 0.4)
 RESULTS = Path(__file__).parents[2] / "results" / "trust"
-# One method of each family: its networks, the size of features, public data, and hyper-parameters.
-FAMILIES: dict[str, dict[str, Any]] = {
-    "fedavg": {"models": ("mlp:1x64",)},
-    "heterofl": {"models": ("mlp:1x64@1", "mlp:1x64@0.5")},
-    "fedin": {"models": ("mlp:2x64", "mlp:3x64"), "options": {"lam": 2.0}, "training": FEATURES},
-    "fedproto": {"models": ("mlp:1x64", "mlp:2x64"), "feature_dim": 32},
-    "fedmd": {"models": ("mlp:1x64", "mlp:2x64"), "public": 200},
-    "fml": {"models": ("mlp:1x64", "mlp:2x64")},
-    "ams": {"models": ("mlp:1x64", "mlp:2x64"), "training": ONCE},
-}
 EPSILONS = (1.0, 2.0, 4.0, 8.0, None)
 PRIVATE = pf.Training(epochs=1, lr=0.5, batch_size=96)
 PRIVATE_ONCE = pf.Training(epochs=10, lr=0.5, batch_size=96)  # as many steps in one round
@@ -110,7 +97,7 @@ def robust_run(what: dict[str, Any]) -> dict[str, Any]:
 def private_runs(seeds: int, _: Any) -> Iterator[dict[str, Any]]:
     """Yield what is to be run: methods of which noise covers all that leaves (FedIN's features it does not)."""
     for seed in range(seeds):
-        for method in ("fedavg", "heterofl", "fedproto", "fedmd", "fml", "ams"):
+        for method in PRIVATE_FAMILIES:
             for epsilon in EPSILONS:
                 yield {"seed": seed, "method": method, "epsilon": epsilon}
 
@@ -118,10 +105,8 @@ def private_runs(seeds: int, _: Any) -> Iterator[dict[str, Any]]:
 def private_run(what: dict[str, Any]) -> dict[str, Any]:
     """Run one of them."""
     family = FAMILIES[what["method"]]
-    options = dict(family.get("options", {})) | ({"mask": False} if what["method"] == "heterofl" else {})
-    options |= {"public_epochs": 0, "private_epochs": 0} if what["method"] == "fedmd" else {}
     result = pf.run(
-        make(what["method"], options),
+        private(what["method"]),
         clients(what["seed"], family.get("public"), "iid", PRIVATE_CLIENTS),
         family["models"],
         rounds=ROUNDS,
@@ -156,7 +141,7 @@ def main() -> None:
     if given.kind == "membership":
         from membership import measure
 
-        measure(RESULTS / "membership.jsonl", given.seeds)
+        measure(RESULTS / "membership.jsonl", given.seeds, given.method or PRIVATE_FAMILIES)
         return
     listed, work = KINDS[given.kind]
     path = RESULTS / f"{given.kind}.jsonl"

@@ -184,18 +184,14 @@ def privacy() -> str:
         parts.append(NOTHING + ".")
     parts.append("**Members found at 1 % false alarms (LiRA), in per cent**; 1.0 is guessing")
     if inferred:
-        shown = [e for e in epsilons if any(line["epsilon"] == e for line in inferred)]
-        rows = [
-            [
-                f"epsilon {e:g}" if e else "no privacy",
-                percent([line["found"] for line in inferred if line["epsilon"] == e]),
-                percent([line["held_out"] for line in inferred if line["epsilon"] == e]),
+        shown = [e for e in reversed(epsilons) if any(line["epsilon"] == e for line in inferred)]
+        heads = ["method", *(f"epsilon {e:g}" if e else "no privacy" for e in shown)]
+        for title, name in (("", "found"), ("Their accuracy on samples that they have not seen:", "held_out")):
+            rows = [
+                [m, *(percent([x[name] for x in inferred if (x["method"], x["epsilon"]) == (m, e)]) for e in shown)]
+                for m in dict.fromkeys(line["method"] for line in inferred)
             ]
-            for e in shown
-        ]
-        parts += [
-            table(["training", "members found", "accuracy on samples not seen"], rows),
-        ]
+            parts += [*filter(None, [title]), table(heads, rows)]
     else:
         parts.append(NOTHING + ".")
     return "\n\n".join(parts)
