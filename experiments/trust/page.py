@@ -186,7 +186,10 @@ def privacy() -> str:
     if inferred:
         shown = [e for e in reversed(epsilons) if any(line["epsilon"] == e for line in inferred)]
         heads = ["method", *(f"epsilon {e:g}" if e else "no privacy" for e in shown)]
-        for title, name in (("", "found"), ("Their accuracy on samples that they have not seen:", "held_out")):
+        for title, name in (
+            ("", "found"),
+            ("Unseen samples to whose label they give more than half of the probability, in per cent:", "held_out"),
+        ):
             rows = [
                 [m, *(percent([x[name] for x in inferred if (x["method"], x["epsilon"]) == (m, e)]) for e in shown)]
                 for m in dict.fromkeys(line["method"] for line in inferred)
