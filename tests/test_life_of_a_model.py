@@ -122,6 +122,17 @@ def test_export(hospitals, format, tmp_path):
         export(model, out, "pickle")
 
 
+@pytest.mark.parametrize(
+    ("name", "format", "belongs"),
+    [("a.safetensors", "onnx", "safetensors"), ("a.onnx", "safetensors", "onnx"), ("a.pt2", "torchscript", "torch"),
+     ("a.pt", "safetensors", "torchscript"), ("a.ONNX", "torch", "onnx")],
+)  # fmt: skip
+def test_an_ending_of_another_format_is_refused(hospitals, name, format, belongs, tmp_path):
+    with pytest.raises(InputError, match=f"{name} .* a file of the format {belongs}, not {format}"):
+        export(load_model(hospitals[0] / "run", 0), tmp_path / name, format)
+    assert not (tmp_path / name).exists()
+
+
 # --- from a checkpoint ---
 
 

@@ -21,7 +21,13 @@ from polyfed.core.task import Regression
 from polyfed.data.columns import read_texts
 from polyfed.trained import TrainedModel, model_file
 
-FORMATS = ("safetensors", "torch", "torchscript", "onnx")
+ENDINGS = {  # what each format's files are called; other endings are free
+    "safetensors": (".safetensors",),
+    "torch": (".pt2",),
+    "torchscript": (".ts", ".pt", ".pth"),
+    "onnx": (".onnx",),
+}
+FORMATS = tuple(ENDINGS)
 
 
 def export(trained: TrainedModel, out: str | Path, format: str = "safetensors") -> Path:
@@ -41,11 +47,17 @@ def export(trained: TrainedModel, out: str | Path, format: str = "safetensors") 
     Raises
     ------
     InputError
-        If the format is unknown, or the network cannot be written in it.
+        If the format is unknown, the network cannot be written in it, or the file's ending is that of another format.
     """
     out = Path(out)
     if format not in FORMATS:
         raise InputError(f"format is {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, not '{format}'.")
+    for other, endings in ENDINGS.items():
+        if out.suffix.lower() in endings and other != format:
+            raise InputError(
+                f"{out} would be a file of the format {other}, not {format}: call it "
+                f"{out.with_suffix(ENDINGS[format][0])}, or give --format {other} (format='{other}')."
+            )
     if isinstance(trained.module, Learner) and format != "safetensors":
         raise InputError(f"This model is no network, so it cannot be written as {format}: format is safetensors.")
     out.parent.mkdir(parents=True, exist_ok=True)

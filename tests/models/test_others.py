@@ -144,6 +144,23 @@ def test_a_type_that_transformers_does_not_know_is_one_sentence():
     assert len(str(found.value)) < 200
 
 
+@pytest.mark.parametrize(
+    ("field", "says"),
+    [("n_layer", "Unknown field of distilbert 'n_layer': did you mean 'n_layers'"),
+     ("depth_of_it_all", "Unknown field of distilbert 'depth_of_it_all': known are: .*n_layers")],
+)  # fmt: skip
+def test_an_unknown_field_of_a_type_is_refused_with_the_nearest(field, says):
+    pytest.importorskip("transformers")
+    with pytest.raises(InputError, match=says):
+        build(f"hf:distilbert,{field}=1", TEXT, 2)
+
+
+def test_other_names_that_a_type_has_for_its_fields_are_known():
+    pytest.importorskip("transformers")
+    small = "hf:distilbert,hidden_size=16,num_hidden_layers=1,num_attention_heads=2,hidden_dim=16"
+    assert build(small, TEXT, 2).feature_dim == 16
+
+
 # --- models of transformers from local files ---
 
 
@@ -180,6 +197,8 @@ def test_a_model_from_local_files_says_what_it_said_and_does_not_look_at_padding
 def test_a_saved_head_of_another_size_is_made_anew_without_a_report(tmp_path, capsys):
     saved_model(tmp_path / "kept", "bert")
     capsys.readouterr()
+    with pytest.raises(InputError, match="n_layers=1 is a field of a type that is built with new weights"):
+        build(f"hf:{tmp_path / 'kept'},n_layers=1", TEXT, 5)
     assert build(f"hf:{tmp_path / 'kept'}", TEXT, 5)(torch.ones(2, 6, dtype=torch.int64)).shape == (2, 5)
     assert capsys.readouterr() == ("", "")
 

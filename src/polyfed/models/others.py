@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.errors import InputError
+from polyfed.core.errors import InputError, unknown
 from polyfed.core.shape import InputShape
 from polyfed.models.adapt import Adapted, adapt
 from polyfed.models.network import FITTING, image_shape, refuse_rate
@@ -88,6 +88,12 @@ def build_hf(options: Options, input_shape: Sequence[int], num_classes: int, rat
     make = transformers.AutoModelForSequenceClassification
     with _told(f"hf:{name}"), _quiet(transformers.utils.logging):
         if "/" in name or Path(name).is_dir():
+            if fields:
+                field, value = next(iter(fields.items()))
+                raise InputError(
+                    f"{field}={value} is a field of a type that is built with new weights, but {name} has its own: "
+                    "leave it out."
+                )
             # A head of another size is made anew: the classes are those of the data.
             how = {"num_labels": num_classes, "ignore_mismatched_sizes": True, "attn_implementation": "eager"}
             model = make.from_pretrained(name, **how)
@@ -97,6 +103,10 @@ def build_hf(options: Options, input_shape: Sequence[int], num_classes: int, rat
                     f"The package transformers knows no type '{name}': give one that it knows (distilbert, bert, "
                     "roberta, ...), a folder with a model, or owner/name of the Hub."
                 )
+            plain = transformers.AutoConfig.for_model(name)
+            for field in fields:
+                if not hasattr(plain, field):  # transformers would keep it, and build the type as it is
+                    raise unknown(f"field of {name}", field, {*plain.to_dict(), *plain.attribute_map})
             known = {"vocab_size": shape.words, "num_labels": num_classes, "pad_token_id": 0, **fields}
             config = transformers.AutoConfig.for_model(name, **known)
             places = shape[0] + (config.pad_token_id or 0) + 1  # some types count places from behind their padding
