@@ -6,7 +6,7 @@ from importlib.metadata import EntryPoint
 import pytest
 
 import polyfed as pf
-from polyfed import methods
+from polyfed import methods, models
 from polyfed.core import plugins as found
 from polyfed.models.registry import _registry
 
@@ -14,6 +14,7 @@ MODULE = '''
 from dataclasses import dataclass
 from typing import ClassVar
 import numpy as np
+import torch
 import polyfed as pf
 from polyfed.models import build, register
 
@@ -25,6 +26,16 @@ class Theirs(pf.Method):
 @register("their_net", example="their_net", summary="a network of another package")
 def net(options, input_shape, num_classes, rate):
     return build("mlp:1x8", input_shape, num_classes)
+
+@register("their_adapted", example="their_adapted", summary="one that looks at values")
+def adapted(options, input_shape, num_classes, rate):
+    size = input_shape[0] * input_shape[1] * input_shape[2]
+    layers = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(size, 5), torch.nn.Linear(5, num_classes))
+    return pf.adapt(layers, input_shape=input_shape, num_classes=num_classes)
+
+@register("their_broken", example="their_broken", summary="one that cannot be built")
+def broken(options, input_shape, num_classes, rate):
+    raise ZeroDivisionError
 
 def data():
     x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
@@ -40,7 +51,7 @@ def installed(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     points = {
         "polyfed.methods": [("theirs", "Theirs"), ("fedavg", "Theirs"), ("broken", "Nothing")],
-        "polyfed.models": [("their_net", "net")],
+        "polyfed.models": [("their_net", "net"), ("their_adapted", "adapted"), ("their_broken", "broken")],
         "polyfed.data": [("their_data", "data")],
     }
 
@@ -50,7 +61,8 @@ def installed(tmp_path, monkeypatch):
     def forget():
         found.plugins.cache_clear()
         methods.registry.cache_clear()
-        _registry.pop("their_net", None)
+        for name in ("their_net", "their_adapted", "their_broken"):
+            _registry.pop(name, None)
         sys.modules.pop("their_package", None)
 
     monkeypatch.setattr(found, "entry_points", entry_points)
@@ -82,3 +94,10 @@ def test_a_base_of_methods_does_not_take_the_place_of_the_method_whose_name_it_i
     for name, kind in methods.registry().items():
         assert vars(kind)["name"] == name
     assert methods.find("fedavg") is pf.FedAvg
+
+
+def test_models_of_another_package_are_listed_whatever_they_do(installed):
+    listed = {row["name"]: row["parameters"] for row in models.describe()}
+    assert listed["their_net"] == 3 * 32 * 32 * 8 + 8 + 8 * 10 + 10
+    assert listed["their_adapted"] == 3 * 32 * 32 * 5 + 5 + 5 * 10 + 10
+    assert listed["their_broken"] == ""

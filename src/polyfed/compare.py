@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -277,8 +277,10 @@ def _rows(
 ) -> tuple[list[Row], list[dict[str, Any]]]:
     """Return a row for each method, and, of a sweep, every try: its values, what it reached, and whether it is it."""
     own = experiment.settings
+    labels = list(dict.fromkeys(choice.label for choice in tried))
+    alone = [label for label in labels if experiment.config(label).method.name == REFERENCE]
     if not experiment.sweep:
-        return [replace(row, differs=own.get(row.method, {})) for row in summarize(results)], []
+        return [replace(row, differs=own.get(row.method, {})) for row in summarize(results, alone)], []
     told: list[dict[str, Any]] = [
         {
             "method": choice.label,
@@ -289,14 +291,13 @@ def _rows(
         }
         for choice, (name, runs) in zip(tried, results.items(), strict=True)
     ]
-    labels = list(dict.fromkeys(choice.label for choice in tried))
     by_label = {label: [one for one in told if one["method"] == label] for label in labels}
     chosen = best({label: [one["validation"] for one in each] for label, each in by_label.items()})
     winners = {label: by_label[label][place] for label, place in chosen.items()}
     rows = [
         replace(row, differs={**own.get(row.method, {}), **winner["values"]}, tries=len(by_label[row.method]))
         for row, winner in zip(
-            summarize({label: results[winner["folder"]] for label, winner in winners.items()}),
+            summarize({label: results[winner["folder"]] for label, winner in winners.items()}, alone),
             winners.values(),
             strict=True,
         )
@@ -309,12 +310,17 @@ def folder_of(config: Config) -> Path:
     return Path(config.label.replace("/", "-").replace(" ", "_")) / f"seed-{config.seed}"
 
 
-def summarize(results: dict[str, list[dict[str, Any]]]) -> list[Row]:
-    """Turn results by method and seed into rows."""
-    reference = [r["accuracy"]["mean"] for r in results.get(REFERENCE, [])]
+def summarize(results: dict[str, list[dict[str, Any]]], alone: Collection[str] = (REFERENCE,)) -> list[Row]:
+    """Turn results by method and seed into rows; a gain is over the same networks under one of the labels `alone`."""
+    references = {
+        tuple(results[label][0]["architectures"]): [r["accuracy"]["mean"] for r in results[label]]
+        for label in sorted(results, key=REFERENCE.__eq__)  # which comes last and stays, where others have its networks
+        if label in alone
+    }
     rows = []
     for label, runs in results.items():
         means = [r["accuracy"]["mean"] for r in runs]
+        reference = references.get(tuple(runs[0]["architectures"]), []) if label not in alone else []
         clients = len(runs[0]["architectures"])
         rows.append(
             Row(
@@ -322,7 +328,7 @@ def summarize(results: dict[str, list[dict[str, Any]]]) -> list[Row]:
                 accuracy=means,
                 worst=[r["accuracy"]["worst"] for r in runs],
                 globals=[r["accuracy"]["global"] for r in runs if r["accuracy"]["global"] is not None],
-                gain=[a - b for a, b in zip(means, reference, strict=True)] if reference and label != REFERENCE else [],
+                gain=[a - b for a, b in zip(means, reference, strict=True)] if reference else [],
                 bytes_up=fmean(r["cost"][f"bytes_{UP}"] for r in runs) / clients,
                 bytes_down=fmean(r["cost"][f"bytes_{DOWN}"] for r in runs) / clients,
                 wire_up=fmean(r["cost"][f"wire_{UP}"] for r in runs) / clients,

@@ -7,7 +7,7 @@ import math
 import pytest
 from report_runs import make_run
 
-from polyfed.report import fairness, statistics
+from polyfed.report import charts, fairness, statistics
 from polyfed.report.data_charts import entropy
 from polyfed.report.runs import Run, Study
 
@@ -142,3 +142,25 @@ def test_clients_that_were_away_keep_their_last_accuracy():
     run.summary["accuracy"]["per_client"] = [0.4, 0.6]
     assert run.per_client == [0.4, 0.2, 0.6]
     assert run.curve()[1].accuracy == pytest.approx(0.5)
+
+
+def test_gains_and_prices_are_those_of_the_same_networks():
+    """Rows of one comparison may have other networks: these are measured by their own training alone, or not at all."""
+    wide = {"architectures": ["wide"] * 3}
+    runs = {
+        "local": [make_run("local", 0, [[0.4, 0.5, 0.6]])],
+        "fedmd": [make_run("fedmd", 0, [[0.5, 0.6, 0.7]], up=100)],
+        "local-wide": [make_run("local-wide", 0, [[0.6, 0.7, 0.8]], **wide)],
+        "heterofl": [make_run("heterofl", 0, [[0.7, 0.7, 0.7]], up=10, **wide)],
+        "fedin": [make_run("fedin", 0, [[0.9, 0.9, 0.9]], up=1, architectures=["deep"] * 3)],
+    }
+    runs["local-wide"][0].config["method"] = {"name": "local"}
+    study = Study(runs)
+    gains = {row.method: row.gain and round(row.gain.mean, 6) for row in statistics.leaderboard(study)}
+    assert gains == {"local": None, "fedmd": 0.1, "local-wide": None, "heterofl": 0.0, "fedin": None}
+    assert [round(gain, 6) for _, _, gain in fairness.client_gains(study, "heterofl")] == [0.1, 0.0, -0.1]
+    assert fairness.client_gains(study, "fedin") == []
+    groups = statistics.by_networks(study, study.labels)
+    assert groups == [["local", "fedmd"], ["local-wide", "heterofl"], ["fedin"]]
+    lines = [one for one in charts.chart(study, "frontier").series if one.name == "frontier"]
+    assert lines == []  # fedin is cheaper and better, and beats nobody: its networks are others

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,8 +135,7 @@ def describe_one(name: str, input_shape: Sequence[int] = (3, 32, 32), num_classe
     if name not in _known():
         raise unknown("model", name, _known())
     entry = _registry[name]
-    with torch.device("meta"):  # shapes only: no memory and no random draws
-        made = None if entry.package else build(entry.example, entry.inputs or input_shape, num_classes)
+    made = None if entry.package else _example(entry, input_shape, num_classes)
     return {
         "name": name,
         "example": entry.example,
@@ -145,6 +145,16 @@ def describe_one(name: str, input_shape: Sequence[int] = (3, 32, 32), num_classe
         "offers": sorted(properties(made)) if made is not None else [],
         "parameters": "" if made is None else count_parameters(made),
     }
+
+
+def _example(entry: Entry, input_shape: Sequence[int], num_classes: int) -> nn.Module | None:
+    """Return the example of a model; None where that of another package cannot be built, which ends no listing."""
+    shape = entry.inputs or input_shape
+    with torch.device("meta"), suppress(Exception):  # shapes only: no memory and no random draws
+        return build(entry.example, shape, num_classes)
+    with suppress(Exception):  # whoever looks at values while it is built, as `adapt` does, needs some
+        return build(entry.example, shape, num_classes)
+    return None
 
 
 @dataclass(frozen=True)

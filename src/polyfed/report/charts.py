@@ -117,11 +117,14 @@ def cost_frontier(study: Study, by: str = "bytes") -> Chart:
     rows = [row for row in numbers.leaderboard(study) if not (row.method == POOLED or (by == "bytes" and not row.cost))]
     cost = {row.method: row.cost if by == "bytes" else row.seconds for row in rows}
     accuracy = {row.method: row.accuracy for row in rows}
-    kept = numbers.frontier([(name, cost[name], accuracy[name].mean) for name in cost])
+    kept: list[str] = []
     series = []
-    if len(kept) > 1:
-        x, y = [cost[name] for name in kept], [100 * accuracy[name].mean for name in kept]
-        series.append(Series("frontier", x, y, Look(GRAY), "steps", legend=False))
+    for group in numbers.by_networks(study, cost):
+        unbeaten = numbers.frontier([(name, cost[name], accuracy[name].mean) for name in group])
+        if len(unbeaten) > 1:
+            x, y = [cost[name] for name in unbeaten], [100 * accuracy[name].mean for name in unbeaten]
+            series.append(Series("frontier", x, y, Look(GRAY), "steps", legend=False))
+        kept += unbeaten
     order = sorted(cost, key=lambda name: cost[name])
     for place, name in enumerate(order):  # names of neighbours alternate above and below, to the inside at the ends
         half = accuracy[name].half
@@ -148,7 +151,7 @@ def cost_frontier(study: Study, by: str = "bytes") -> Chart:
     ]
     titles = {"bytes": ("payload sent and received by a client", "B"), "seconds": ("seconds in all", "s")}
     axis = _cost_axis(*titles[by], list(cost.values()))
-    note = "Up and to the left is better. The grey steps join the methods that no cheaper one beats."
+    note = "Up and to the left is better. Grey steps join the methods that no cheaper one with the same networks beats."
     if study.many:
         note += " Only these are named; point at another to see its name."
     if any(one.error_y for one in series):

@@ -15,9 +15,9 @@ MOST_POINTS = 1000  # points of one method in a chart of clients: more are thinn
 
 def gains(study: Study) -> Chart:
     """Gain of every client over training alone, one row per method, colored by network size."""
-    labels = [label for label in study.labels if label != LOCAL]
-    if LOCAL not in study.runs or not labels:
-        raise InputError("Gains need runs of 'local' on the same splits: add it to the comparison.")
+    labels = [label for label in study.labels if study.alone(label) is not None]
+    if not labels:
+        raise InputError(f"Gains need runs of '{LOCAL}' with the same networks: add it to the comparison.")
     names = clients.architectures(study)
     points: dict[str, list[tuple[float, float, str]]] = {name: [] for name in names}
     averages: list[tuple[float, int, Estimate]] = []
@@ -35,7 +35,7 @@ def gains(study: Study) -> Chart:
                 f"{100 * gain:+.1f} points, now {100 * run.per_client[client]:.1f} %"
             )
             points[run.architectures[client]].append((100 * gain, row + offset, text))
-        mean = numbers.difference(study, label, LOCAL)
+        mean = numbers.over_alone(study, label)
         if mean is not None:
             averages.append((100 * mean.mean, row, mean))
     series = [

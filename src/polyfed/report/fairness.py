@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from polyfed.ops.estimate import Estimate, estimate
-from polyfed.report.runs import LOCAL, Run, Study
+from polyfed.report.runs import Run, Study
 from polyfed.report.statistics import known
 
 
@@ -54,8 +54,8 @@ def tiers(study: Study, label: str) -> list[Tier]:
                 continue
             parameters = (run.summary.get("parameters") or [None] * run.clients)[members[0]]
             accuracy.append(fmean(run.per_client[client] for client in members))
-            alone = study.partner(run, LOCAL)
-            if alone is not None and label != LOCAL:
+            alone = study.partner(run, study.alone(label) or "")
+            if alone is not None:
                 gain.append(fmean(run.per_client[client] - alone.per_client[client] for client in members))
         if accuracy:
             found.append(Tier(name, parameters, known(accuracy), estimate(gain)))
@@ -67,7 +67,7 @@ def client_gains(study: Study, label: str) -> list[tuple[Run, int, float]]:
     return [
         (run, client, value - alone.per_client[client])
         for run in study.runs[label]
-        if (alone := study.partner(run, LOCAL)) is not None
+        if (alone := study.partner(run, study.alone(label) or "")) is not None
         for client, value in enumerate(run.per_client)
     ]
 
@@ -77,7 +77,7 @@ def fairness(study: Study, label: str) -> Fairness:
     found = tiers(study, label)
     worst = min(found, key=lambda tier: tier.accuracy.mean)
     best = max(tier.accuracy.mean for tier in found)
-    gains = [gain for _, _, gain in client_gains(study, label)] if label != LOCAL else []
+    gains = [gain for _, _, gain in client_gains(study, label)]
     return Fairness(
         method=label,
         worst_tier=worst.architecture,

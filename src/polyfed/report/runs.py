@@ -78,6 +78,11 @@ class Run:
         return list(self.summary["architectures"])
 
     @property
+    def trained_alone(self) -> bool:
+        """Whether nothing was exchanged: a reference for methods with the same networks."""
+        return (self.config.get("method") or {}).get("name", self.label) == LOCAL
+
+    @property
     def family(self) -> str:
         """What kind of method it is; of one that is not installed here, nothing is known."""
         from polyfed import methods
@@ -180,6 +185,18 @@ class Study:
     def seeds(self) -> list[int]:
         """All seeds."""
         return sorted({run.seed for run in self.all})
+
+    def networks(self, label: str) -> tuple[str, ...]:
+        """Return the network of every client of a method."""
+        return tuple(self.runs[label][0].architectures)
+
+    def alone(self, label: str) -> str | None:
+        """Return the label under which the same networks were trained alone; None for these and where there is none."""
+        found = [one for one in self.runs if self.runs[one][0].trained_alone]
+        if label in found:
+            return None
+        same = [one for one in found if self.networks(one) == self.networks(label)]
+        return LOCAL if LOCAL in same else next(iter(same), None)
 
     def partner(self, run: Run, label: str) -> Run | None:
         """Return the run of another method on the same split with the same seed."""

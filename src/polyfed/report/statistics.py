@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, floor
 from statistics import fmean
 from typing import Any
 
 from polyfed.ops.estimate import Estimate, estimate
-from polyfed.report.runs import LOCAL, POOLED, Run, Study
+from polyfed.report.runs import POOLED, Run, Study
 
 Measure = Callable[[Run], float | None]  # of a finished run (None: it has no such value)
 BASELINE = "fedavg"  # what the "speed" of a method is compared with, where it took part
@@ -47,6 +47,12 @@ def leaderboard(study: Study) -> list[Standing]:
     return [_standing(study, label, runs) for label, runs in study.runs.items()]
 
 
+def over_alone(study: Study, label: str) -> Estimate | None:
+    """Return what a method gained over training the same networks alone; None where they were not."""
+    alone = study.alone(label)
+    return None if alone is None else difference(study, label, alone)
+
+
 def _standing(study: Study, label: str, runs: Sequence[Run]) -> Standing:
     return Standing(
         method=label,
@@ -56,7 +62,7 @@ def _standing(study: Study, label: str, runs: Sequence[Run]) -> Standing:
         worst=known(_values(runs, worst_client)),
         decile=known(_values(runs, of_worst_decile)),
         shared=estimate(_values(runs, global_model)),
-        gain=None if label == LOCAL else difference(study, label, LOCAL),
+        gain=over_alone(study, label),
         gap=None if label == POOLED else difference(study, label, POOLED),
         up=fmean(run.per_client_bytes("up") for run in runs),
         down=fmean(run.per_client_bytes("down") for run in runs),
@@ -254,6 +260,14 @@ def frontier(rows: Sequence[tuple[str, float, float]]) -> list[str]:
             kept.append(name)
             best = accuracy
     return kept
+
+
+def by_networks(study: Study, labels: Iterable[str]) -> list[list[str]]:
+    """Return labels in groups with the same networks: only within these a price is a fair one."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for label in labels:
+        groups.setdefault(study.networks(label), []).append(label)
+    return list(groups.values())
 
 
 def beaten_by(rows: Sequence[tuple[str, float, float]]) -> dict[str, str | None]:

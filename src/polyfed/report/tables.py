@@ -113,7 +113,10 @@ def leaderboard(study: Study) -> Table:
     rows = statistics.leaderboard(study)
     if study.many:  # family by family, the best first
         rows = sorted(rows, key=lambda row: (study.family(row.method), -row.accuracy.mean))
-    beaten = statistics.beaten_by([(row.method, row.cost, row.accuracy.mean) for row in rows if row.method != POOLED])
+    prices = {row.method: (row.method, row.cost, row.accuracy.mean) for row in rows if row.method != POOLED}
+    beaten: dict[str, str | None] = {}
+    for group in statistics.by_networks(study, prices):
+        beaten |= statistics.beaten_by([prices[label] for label in group])
     metrics = statistics.metric_names(study)
     columns = [
         Column("method", number=False),
@@ -127,7 +130,7 @@ def leaderboard(study: Study) -> Table:
         *(Column(name, "mean over clients on the common test set, in its own unit") for name in metrics),
         Column("vs. local", "points above training alone, paired by seed"),
         Column("vs. centralized", "points above all data in one place, paired by seed"),
-        Column("beaten by", "the best method that is more accurate for no more bytes", number=False),
+        Column("beaten by", "the best with the same networks that is more accurate for no more bytes", number=False),
         Column("sent", "payload sent by a client in all, by the papers' formulas"),
         Column("received", "payload received by a client in all, by the papers' formulas"),
         Column("on the wire", "sent and received by a client in all, as serialised: payload and framing"),

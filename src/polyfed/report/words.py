@@ -68,7 +68,8 @@ def _who(study: Study, best: Standing, first: list[Standing], others: list[Stand
     if best.gain is None and told:
         return f"{sentence}. {told}"
     if best.gain is None:
-        return f"{sentence}; without a run of '{LOCAL}' on the same split, nobody knows what taking part gained."
+        missing = f"a run of '{LOCAL}' with the same networks and split"
+        return f"{sentence}; without {missing}, nobody knows what taking part gained."
     interval = ""
     if best.gain.half is not None:
         interval = f" (95 % interval {100 * best.gain.low:+.1f} to {100 * best.gain.high:+.1f})"
