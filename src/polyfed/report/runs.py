@@ -80,7 +80,7 @@ class Run:
     @property
     def trained_alone(self) -> bool:
         """Whether nothing was exchanged: a reference for methods with the same networks."""
-        return (self.config.get("method") or {}).get("name", self.label) == LOCAL
+        return bool((self.config.get("method") or {}).get("name", self.label) == LOCAL)
 
     @property
     def family(self) -> str:
