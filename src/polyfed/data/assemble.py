@@ -127,6 +127,7 @@ def put_together(
         features=train.features,
         task=task,
         form=form,
+        learned="form" not in options,
     )
 
 

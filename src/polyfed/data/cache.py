@@ -21,8 +21,8 @@ from torch import Tensor
 
 from polyfed.core.errors import InputError
 from polyfed.core.samples import Samples, Scaling
-from polyfed.core.task import describe, from_description
-from polyfed.data.dataset import Dataset, content_hash
+from polyfed.core.task import CLASSIFICATION, describe, from_description
+from polyfed.data.dataset import MEASURED, Dataset, content_hash
 from polyfed.data.form import Form
 
 FORMAT = 4  # part of every key: a change of the layout or of what labels become makes old files unused
@@ -135,6 +135,7 @@ class Store:
             "form": dataset.form.dump(),
             "fingerprint": dataset.fingerprint,
             "task": describe(dataset.task),
+            "measured": dataset.measured,
         }
         file = self.path(name, key)
         temporary = file.with_name(f"{file.name}.{uuid.uuid4().hex}.tmp")
@@ -185,6 +186,8 @@ class Store:
                 columns[column] = values if words is None else np.array(words)[values]
         names = tuple(metadata["class_names"])
         form = Form.load(metadata["form"])
+        task = from_description(metadata.get("task", ["classification"]))
+        needed = form.kind in MEASURED or task != CLASSIFICATION  # an older file does not say it: it is built again
         return Dataset(
             name=metadata["name"],
             train=Samples(tensors["train.x"], tensors["train.y"], scaling=scaling),
@@ -196,6 +199,7 @@ class Store:
             fingerprint=metadata["fingerprint"],
             notes=tuple(metadata["notes"]),
             features=tuple(metadata["features"]),
-            task=from_description(metadata.get("task", ["classification"])),
+            task=task,
             form=form,
+            measured=tuple(metadata["measured"] if needed else metadata.get("measured", ())),
         )

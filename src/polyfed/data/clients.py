@@ -18,8 +18,9 @@ from polyfed.core.task import CLASSIFICATION, Task, as_task, check_score
 from polyfed.data.columns import Part
 from polyfed.data.dataset import Dataset, build, measure, plural
 from polyfed.data.dealing import is_number
-from polyfed.data.form import Form
-from polyfed.data.lazy import Made, Make, made
+from polyfed.data.form import Form, Raw
+from polyfed.data.lazy import Made, Make
+from polyfed.data.lazy import made as make_later
 from polyfed.data.owntest import (
     OWN,
     by_name,
@@ -34,6 +35,7 @@ from polyfed.data.owntest import (
 from polyfed.data.public import Public, make_public
 from polyfed.data.targets import evenly, groups
 from polyfed.data.together import check_divisors, check_kinds, check_widths, join_names, one_form
+from polyfed.data.trained import by_training_rows
 
 TOGETHER = "together"
 SCALINGS = (TOGETHER, "own")  # whose training rows scale the inputs
@@ -221,6 +223,7 @@ class Clients:
         if test is None and not any(own):
             raise InputError("There is no test set: give test=... for all clients together, or a list, one for each.")
         held = joined([read_part("the test set", test, read[0], how)] if test is not None else [], own)
+        raw = isinstance(held.inputs, Raw)
         read, held, form, notes = one_form(read, held, tokenizer, length)
         for client, part in enumerate(read):
             if part.tensor.shape[1:] != read[0].tensor.shape[1:] or part.tensor.dtype != read[0].tensor.dtype:
@@ -248,6 +251,7 @@ class Clients:
             features=read[0].features,
             task=as_task(task),
             form=form,
+            learned=raw,
         )
         data, apart = own_apart(data, own, test is None)
         check_score(data.task, data.test.labels(), "the test set")
@@ -255,7 +259,8 @@ class Clients:
         recipe = {"data": {"source": None}, "clients": len(read), "seed": seed, "repeatable": False}
         share = 0.0 if own else own_share(own_test)
         shared = make_public(data, public, seed)
-        return scaled(assemble(data, indices, seed, validation, shared, recipe, share, apart, names), scaling)
+        made = assemble(data, indices, seed, validation, shared, recipe, share, apart, names)
+        return scaled(made, data, scaling)
 
     @classmethod
     def from_function(
@@ -294,14 +299,14 @@ class Clients:
         digest.update(np.asarray(lengths, dtype=np.int64).tobytes())
         return replace(
             first,
-            train=made(make, first.train[0], lengths, keep),
+            train=make_later(make, first.train[0], lengths, keep),
             validation=(None,) * clients,
             fingerprint=digest.hexdigest(),
             recipe={**first.recipe, "clients": clients},
         )
 
 
-def scaled(clients: Clients, scaling: str) -> Clients:
+def scaled(clients: Clients, data: Dataset, scaling: str) -> Clients:
     """Scale all clients together, or each by its own training rows, as sites do that agree on nothing.
 
     The common test set is then everybody's own test data, each part in the scale of its client.
@@ -313,6 +318,7 @@ def scaled(clients: Clients, scaling: str) -> Clients:
     """
     if scaling not in SCALINGS:
         raise unknown("scaling", str(scaling), SCALINGS)
+    clients = by_training_rows(clients, data, scale=scaling == TOGETHER)
     if scaling == TOGETHER:
         return clients
     if not clients.own_test or clients.public is not None:

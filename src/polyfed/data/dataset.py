@@ -14,11 +14,12 @@ from torch import Tensor
 from polyfed.core.errors import InputError
 from polyfed.core.samples import Samples, Scaling
 from polyfed.core.shape import InputShape
-from polyfed.core.task import CLASSIFICATION, Task, describe
+from polyfed.core.task import CLASSIFICATION, Regression, Task, describe
 from polyfed.data.form import Form, Raw
 from polyfed.data.labels import label_array
 from polyfed.data.targets import make_targets
 
+MEASURED = ("table", "features")  # kinds whose scale is measured again where rows are kept apart
 CONSTANT = 1e-12  # a deviation below it is that of one value
 
 
@@ -37,6 +38,7 @@ def build(
     features: Sequence[str] = (),
     task: Task = CLASSIFICATION,
     form: Form | None = None,
+    learned: bool = False,
 ) -> Dataset:
     """Check inputs and labels and make a data set of them.
 
@@ -66,6 +68,8 @@ def build(
         What the labels mean.
     form
         What the inputs are, and how raw rows became them; None: to be seen from their shape.
+    learned
+        The form was learned from these training rows, not given.
 
     Raises
     ------
@@ -88,6 +92,8 @@ def build(
         if len(values) != len(train_y):
             raise InputError(f"Column '{column}' of '{name}' has {len(values)} values for {len(train_y)} rows.")
     form = form or form_of(train[0], test[0])
+    measured = ["scale"] if scaling is None and normalize and form.kind in MEASURED else []
+    measured += ["targets"] if isinstance(task, Regression) and not task.center and normalize else []
     if scaling is None:
         plain = Scaling(divisor=divisor or usual_divisor(train[0]))
         scaling = measure(train[0], divisor, form) if normalize else plain
@@ -104,6 +110,7 @@ def build(
         features=tuple(features),
         task=numbered.task,
         form=form,
+        measured=(*measured, *(["fill"] if learned and any(column.gaps for column in form.columns) else [])),
     )
     return replace(dataset, fingerprint=content_hash(dataset))
 
@@ -235,7 +242,8 @@ class Dataset:
     `columns` holds further values per training row (hospital, writer), `fingerprint` is a hash of the content
     that a resumed run compares, and `recipe` says how `load` was called (`source` is None when the data came
     as objects and cannot be loaded again by name). `notes` says what was done to labels and columns,
-    `features` which columns of a table the inputs are, and `form` how raw rows become inputs.
+    `features` which columns of a table the inputs are, and `form` how raw rows become inputs. `measured` says what came
+    from all training rows: `scale` of the inputs, `fill` of empty cells, `targets` of a regression.
     """
 
     name: str
@@ -251,6 +259,7 @@ class Dataset:
     features: tuple[str, ...] = ()
     task: Task = CLASSIFICATION
     form: Form = field(default_factory=Form, repr=False)
+    measured: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return (

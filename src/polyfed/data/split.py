@@ -116,7 +116,7 @@ def split(
     recipe["repeatable"] = again and (public is None or shared.recipe is not None)
     names = () if partitioner.column is None else _names_of(columns[partitioner.column], parts)
     made = assemble(data, [rows[part] for part in parts], seed, validation, shared, recipe, share, names=names)
-    return scaled(made, scaling)
+    return scaled(made, data, scaling)
 
 
 def _names_of(values: np.ndarray, parts: Sequence[np.ndarray]) -> tuple[str, ...]:

@@ -63,7 +63,7 @@ def make_targets(
         if count is not None and count != width:
             raise InputError(f"{said} speaks of {count} {task.noun}s, but rows have {width}.")
     if isinstance(task, Regression):
-        task = _with_units(task, first, normalize)
+        task = with_units(task, first) if normalize or task.center else task
     called = tuple(names or ()) or tuple(str(column) for column in range(width))
     return Targets(tuple(torch.from_numpy(values.astype(np.float32)) for values in rows.values()), called, task)
 
@@ -103,10 +103,11 @@ def _columns(what: str, values: np.ndarray, task: Task) -> np.ndarray:
     return table
 
 
-def _with_units(task: Regression, train: np.ndarray, normalize: bool) -> Regression:
+def with_units(task: Regression, train: np.ndarray) -> Regression:
+    """Return a regression that learns targets of mean 0 and deviation 1 over these rows, unless it says otherwise."""
     if task.center and len(task.center) != train.shape[1]:
         raise InputError(f"Regression has {len(task.center)} centers, but rows have {train.shape[1]} targets.")
-    if task.center or not normalize:
+    if task.center:
         return task
     deviation = train.std(axis=0)
     deviation[deviation < 1e-12] = 1.0  # a constant target is shifted, not divided by nothing
