@@ -12,6 +12,7 @@ from torch import nn
 
 from polyfed import methods
 from polyfed.core.errors import InputError
+from polyfed.core.fields import split_names
 from polyfed.core.method import Method
 from polyfed.core.settings import Participation
 from polyfed.data import Clients
@@ -50,7 +51,7 @@ def as_models(models: Any) -> list[ModelSpec]:
 
 def as_metrics(metrics: Any) -> list[Any]:
     """Return names and functions as a list; which names there are depends on the task."""
-    listed = [name.strip() for name in metrics.split(",") if name.strip()] if isinstance(metrics, str) else metrics
+    listed = split_names(metrics) if isinstance(metrics, str) else metrics
     if callable(listed):
         listed = [listed]
     if not isinstance(listed, Sequence) or not all(isinstance(item, str) or callable(item) for item in listed):

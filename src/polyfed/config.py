@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from polyfed.core.errors import InputError, RunDirectoryError, unknown
-from polyfed.core.fields import AtLeastOne, PartShare, check_fields, setting
+from polyfed.core.fields import AtLeastOne, PartShare, check_fields, setting, split_names
 from polyfed.core.privacy import Privacy
 from polyfed.core.settings import Evaluation, Execution, Participation, Settings, Training
 from polyfed.core.trust import Trust
@@ -104,7 +104,7 @@ class Data:
         for name in ("inputs", "columns", "drop", "class_names"):  # --columns a,b on the command line
             value: Any = getattr(self, name)
             if isinstance(value, str) and (name != "inputs" or "," in value):
-                object.__setattr__(self, name, tuple(part.strip() for part in value.split(",")))
+                object.__setattr__(self, name, split_names(value))
         check_fields(self, "data")
 
     def load(self, seed: int) -> Clients:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from polyfed.command import parse_setting, parse_value
 from polyfed.config import SECTIONS, Config, known_fields, short_names
 from polyfed.core.errors import InputError, unknown
-from polyfed.core.fields import AtLeastOne, check_fields
+from polyfed.core.fields import AtLeastOne, check_fields, split_names
 
 if TYPE_CHECKING:
     from polyfed.core.method import Method
@@ -50,7 +50,7 @@ class Experiment:
 
     def config(self, label: str | None = None, seed: int | None = None) -> Config:
         """Return the configuration of one method of the experiment with one seed."""
-        label = label or self.base.label
+        label = self.base.label if label is None else label
         method = _make(label, self.methods, {})
         config = replace(self.base, method=method, label=label, seed=self.base.seed if seed is None else seed)
         for full, value in self.settings.get(label, {}).items():
@@ -163,7 +163,11 @@ def _swept(given: Any) -> dict[str, tuple[Any, ...]]:
         if section in SWEPT:
             known_fields(section, SECTIONS[section], {name: None})
     plain = {key: [tuple(v) if isinstance(v, list) else v for v in values] for key, values in listed.items()}
-    return {key: tuple(dict.fromkeys(values)) for key, values in sorted(plain.items())}  # the order is nobody's choice
+    for key, values in plain.items():
+        for value in values:
+            if values.count(value) > 1:
+                raise InputError(f"sweep.{key} names {value} twice: name each value once.")
+    return {key: tuple(values) for key, values in sorted(plain.items())}  # the order is nobody's choice
 
 
 def _placed(key: str, value: Any, names: Mapping[str, str]) -> Iterable[tuple[str, Any]]:
@@ -178,6 +182,10 @@ def _placed(key: str, value: Any, names: Mapping[str, str]) -> Iterable[tuple[st
 
 
 def _table(name: str, value: Any) -> Mapping[str, Mapping[str, Any]]:
+    if isinstance(value, list | tuple):
+        raise InputError(
+            f"'{name}' holds options, [methods.LABEL]; which methods to compare is said by compare = {value}."
+        )
     if not isinstance(value, Mapping) or not all(isinstance(item, Mapping) for item in value.values()):
         raise InputError(f"'{name}' is a table of tables, one for each label: [methods.LABEL].")
     return value
@@ -225,13 +233,18 @@ def read_experiment(
     values = _overridden(values, {key: parse_value(text) for key, text in (given or {}).items() if text is not None})
     for text in settings:
         values = _assigned(values, *parse_setting(text), labels)
+    swept: set[str] = set()
     for text in sweep:
         key, separator, value = text.partition("=")
-        if not separator or not value.strip():
+        if not separator or not split_names(value):
             raise InputError(f"--sweep takes key=a,b,c, for instance --sweep lr=0.01,0.1, not '{text}'.")
+        key = key.strip()
+        if full_name(key) in swept:
+            raise InputError(f"--sweep {key} is given twice: name all of its values in one, --sweep {key}=a,b,c.")
+        swept.add(full_name(key))
         listed = parse_value(value.strip())
-        tried = listed if isinstance(listed, list) else [parse_value(part.strip()) for part in value.split(",")]
-        values = {**values, "sweep": {**values.get("sweep", {}), key.strip(): tried}}
+        tried = listed if isinstance(listed, list) else [parse_value(part) for part in split_names(value)]
+        values = {**values, "sweep": {**values.get("sweep", {}), key: tried}}
     try:
         return experiment(**values)
     except InputError as error:

@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from polyfed.core.errors import InputError, unknown
+from polyfed.core.fields import split_names
 from polyfed.core.learner import Estimator
 from polyfed.core.own_code import imported, is_reference, own_code
 from polyfed.core.weights import fill, read_state
@@ -26,16 +27,24 @@ ModelSpec = str | nn.Module | Estimator | Callable[..., nn.Module | Estimator]
 
 
 def split_models(text: str) -> list[str]:
-    """Split `a,b,c` into model strings; a piece that is no model's name is an option of the one before it."""
+    """Split `a,b,c` into model strings; a piece that is no model's name is an option of the one before it.
+
+    Raises
+    ------
+    InputError
+        When there is none.
+    """
     known = set(names())
     models: list[str] = []
-    for piece in text.split(","):
+    for piece in split_names(text):
         name = re.split("[:@=]", piece)[0].strip()
         starts = name in known or name.split("-")[0] in known
         if starts or not models or not _is_option(piece):
-            models.append(piece.strip())
+            models.append(piece)
         else:
-            models[-1] += "," + piece.strip()
+            models[-1] += "," + piece
+    if not models:
+        raise InputError("models is empty: name at least one, for instance mlp:2.")
     return models
 
 

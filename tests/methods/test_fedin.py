@@ -760,7 +760,7 @@ def test_cuts_of_models_that_the_server_cannot_build_are_compared_by_their_descr
     )
     with pytest.raises(InputError) as error:
         check_needs(FedIN(), list(infos.values()), blueprints, None, (1,))
-    assert str(error.value) == f"{problem}: set feature_dim to give all models features of one size."
+    assert str(error.value) == f"{problem}: set feature_dim (--feature-dim N) to give all models features of one size."
     check_needs(FedIN(use_in=False), list(infos.values()), blueprints, None, (1,))
 
 

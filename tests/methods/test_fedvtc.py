@@ -741,12 +741,14 @@ def test_a_module_of_ones_own():
 
 
 def test_sizes_and_data_that_do_not_fit_are_refused(tmp_path):
-    with pytest.raises(InputError, match=r"2x2 pixels .* have 30 numbers: set feature_dim to 28 or 32"):
+    with pytest.raises(
+        InputError, match=r"2x2 pixels .* have 30 numbers: set feature_dim \(--feature-dim\) to 28 or 32"
+    ):
         run(feature_dim=30, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    with pytest.raises(InputError, match="set feature_dim to 4"):
+    with pytest.raises(InputError, match=r"set feature_dim \(--feature-dim\) to 4"):
         run(feature_dim=3)
-    with pytest.raises(InputError, match="set feature_dim to give all models"):
+    with pytest.raises(InputError, match=r"set feature_dim \(--feature-dim N\) to give all models"):
         run(feature_dim=None, models=("cnn:4-8", "mlp:1x16"))
     with pytest.raises(InputError, match="image inputs"):
         table = (np.zeros((6, 4), dtype=np.float32), np.arange(6) % 3)

@@ -15,8 +15,10 @@ from polyfed.cli.federation import register as register_flower
 from polyfed.cli.options import Json, with_settings
 from polyfed.cli.reproduce import register as register_reproduce
 from polyfed.cli.trained import register as register_trained
+from polyfed.core.errors import InputError
+from polyfed.core.fields import split_names
 from polyfed.core.launch import rank
-from polyfed.terminal.tables import percent, say
+from polyfed.terminal.tables import in_rounds, percent, say
 
 app = typer.Typer(
     name="polyfed",
@@ -127,7 +129,9 @@ def compare(
     from polyfed.terminal.live import watching
     from polyfed.terminal.tables import comparison_table
 
-    labels = [label.strip() for label in methods.split(",")] if methods else None
+    labels = None if methods is None else list(split_names(methods))
+    if labels == []:
+        raise InputError("--methods names no method: write a,b,c.")
     experiment = read_experiment(file, given, set_ or (), scale, labels, sweep or ())
     progress = Console(stderr=as_json, quiet=quiet)
     again = "the same command: finished runs are kept, the others go on" if out else None
@@ -148,7 +152,7 @@ def compare(
         return
     data = experiment.base.data
     clients = f"{data.clients} clients, " if data.clients else ""
-    title = f"{data.source}, {clients}{data.partition}, {experiment.base.rounds} rounds"
+    title = f"{data.source}, {clients}{data.partition}, {in_rounds(experiment.base.rounds)}"
     _paper().print(comparison_table(rows, title))
     if out:
         say(Console(), f"Everything is in {out}")

@@ -25,6 +25,7 @@ from polyfed.cli.keys import keys_app
 from polyfed.cli.options import with_settings
 from polyfed.config import Config, Data, option_names, short_names
 from polyfed.core.errors import InputError, RunDirectoryError
+from polyfed.core.fields import split_names
 from polyfed.core.summary import client_columns
 from polyfed.flower import plain, require_flower
 
@@ -89,7 +90,7 @@ def serve(
             host=host or ("127.0.0.1" if insecure else "0.0.0.0"),
             port=port,
             keys=keys,
-            sites=tuple(name.strip() for name in sites.split(",") if name.strip()),
+            sites=split_names(sites),
             min_sites=min_sites,
             wait=wait,
             deadline=deadline,
@@ -158,7 +159,7 @@ def join(
         from polyfed.flower import join as joining
         from polyfed.flower.sitedata import read_data, read_model, try_model
 
-        allowed = [item.strip() for item in allow.split(",") if item.strip()]
+        allowed = list(split_names(allow))
         for item in allowed:
             methods.find(item)
         if max_mb <= 0:

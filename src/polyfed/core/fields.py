@@ -54,6 +54,11 @@ def setting(default: T, short: str | None = None, option: bool = True) -> T:
     return value
 
 
+def split_names(text: str) -> tuple[str, ...]:
+    """Split `a,b,c`; a comma too many names nothing."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
 def check_fields(settings: Any, owner: str) -> None:
     """Check and convert the fields of a frozen dataclass in place.
 

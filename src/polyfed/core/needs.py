@@ -35,11 +35,11 @@ EXPLAINED = {
 
 REMEDIES = {
     "features": "wrap the model with polyfed.adapt(model, head=...)",
-    "feature_dim": "set feature_dim to give all models features of one size",
+    "feature_dim": "set feature_dim (--feature-dim N) to give all models features of one size",
     "split3": "wrap the model with polyfed.adapt(model, head=..., stem=...)",
     "exits": "use one of the zoo's with the option exits, such as cnn:16-32,exits and cnn:16-32,exits=1",
     "s_in": "give all models the same stem (its width and stride)",
-    "s_out": "set feature_dim to give all models features of one size",
+    "s_out": "set feature_dim (--feature-dim N) to give all models features of one size",
     "public": "add public data (--public N or --public NAME:N)",
     "public_labels": "give its labels too, or set the method's public_epochs=0",
     "same_arch": "give all clients one model",

@@ -22,6 +22,7 @@ from polyfed.core.fields import (
     SomeShare,
     check_fields,
     setting,
+    split_names,
 )
 from polyfed.core.privacy import Privacy
 from polyfed.core.trust import Trust
@@ -178,7 +179,7 @@ class Evaluation:
             object.__setattr__(self, "every", 0 if text == "end" else int(text))
         metrics: Any = self.metrics
         if isinstance(metrics, str):
-            object.__setattr__(self, "metrics", tuple(name.strip() for name in metrics.split(",") if name.strip()))
+            object.__setattr__(self, "metrics", split_names(metrics))
         check_fields(self, "evaluation")
 
 

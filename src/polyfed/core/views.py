@@ -241,7 +241,7 @@ class Shared:
                     raise InputError(
                         f"View 'shared' needs equal shapes, but '{name}' of {blueprint.name} is "
                         f"{list(blueprint.initial[name].shape)} and another architecture has {list(tensor.shape)}: "
-                        "set feature_dim to give all models features of one size."
+                        "set feature_dim (--feature-dim N) to give all models features of one size."
                     )
         return state
 

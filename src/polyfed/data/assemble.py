@@ -159,7 +159,10 @@ def _by_name(part: Part, what: str) -> Part:
 
 def _hold_out(name: str, part: Part, seed: int, classes: bool = True) -> tuple[Part, Part]:
     if len(part.labels) < 2:
-        raise InputError(f"'{name}' has {len(part.labels)} samples and no test part: give test=... or more samples.")
+        raise InputError(
+            f"'{name}' has {len(part.labels)} samples and no test part: give test=... "
+            "(--set data.test=FILE) or more samples."
+        )
     labels = part.labels if classes else np.zeros(len(part.labels))
     held = stratified_holdout(labels, HOLDOUT, numpy_generator(seed, "test"))
     kept = np.setdiff1d(np.arange(len(part.labels)), held)

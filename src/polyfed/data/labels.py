@@ -77,7 +77,7 @@ def find_label(table: Table) -> str:
         return next(iter(table.class_names))
     raise InputError(
         f"{table.what} has no column that looks like a label; its columns are {', '.join(present)}: "
-        "pass label='...' with the right one."
+        "pass label='...' (--label NAME) with the right one."
     )
 
 

@@ -85,8 +85,8 @@ class LGFedAvg(FedAvg):
                     held = ["no such layer" if s.get(name) is None else list(s[name]) for s in (mine, theirs)]
                     return (
                         f"the same shared layers at every client, but '{name}' is {held[0]} in {first.name} and "
-                        f"{held[1]} in {other.name}: set feature_dim to give all networks one head, or name the "
-                        "layers that they have in common (keep)"
+                        f"{held[1]} in {other.name}: set feature_dim (--feature-dim N) to give all "
+                        "networks one head, or name the layers that they have in common (keep)"
                     )
         return None
 

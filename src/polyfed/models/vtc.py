@@ -37,7 +37,7 @@ def latent_misfit(size: int, image_shape: Sequence[int]) -> str | None:
     near = f"{below} or {below + step}" if below else f"{step}"
     return (
         f"features that fill maps of {height}x{width} pixels (a quarter of the image), but they have {size} "
-        f"numbers: set feature_dim to {near}"
+        f"numbers: set feature_dim (--feature-dim) to {near}"
     )
 
 

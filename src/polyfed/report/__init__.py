@@ -34,11 +34,15 @@ def write_report(source: Any, out: str | Path | None = None, targets: Sequence[f
     Raises
     ------
     InputError
-        When there is no finished run.
+        When there is no finished run, or a target is no share.
     """
     from polyfed.core.checkpoint import write_atomic
+    from polyfed.core.errors import InputError
     from polyfed.report.page import render
 
+    for target in targets or ():
+        if not 0 <= target <= 1:
+            raise InputError(f"A target is an accuracy from 0 to 1, such as 0.8, not {target:g}.")
     found = study(source)
     path = Path(out) if out is not None else _place(source)
     if path.is_dir():
