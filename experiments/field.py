@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from polyfed.core.checkpoint import write_json
+from polyfed.core.method import Method
 from polyfed.experiment import read_experiment
 
 ROOT = Path(__file__).parents[1]
@@ -34,21 +35,22 @@ def figures(rows: list[dict[str, Any]]) -> str:
         alone = next((row for row in groups[networks] if found[row["method"]].name == "local"), None)
         table = ["| method | family | mean % | worst client % | over alone | up in all | down in all |"]
         table.append("|---|---|--:|--:|--:|--:|--:|")
-        table += [line(row, found[row["method"]].family, alone) for row in groups[networks]]
+        table += [line(row, found[row["method"]], alone) for row in groups[networks]]
         parts += ["### " + ", ".join(f"`{name}`" for name in networks), "\n".join(table)]
     return "\n\n".join(parts)
 
 
-def line(row: dict[str, Any], family: str, alone: dict[str, Any] | None) -> str:
+def line(row: dict[str, Any], method: Method, alone: dict[str, Any] | None) -> str:
     """Return a row; every seed is compared with the same seed of clients alone."""
-    gain = ""
+    gain, family = "", method.family
+    mark = " (reconstruction)" if method.paper.endswith("(reconstruction)") else ""
     if alone is not None and row is not alone:
         pairs = zip(row["accuracy"], alone["accuracy"], strict=True)
         differences = [100 * (mine - theirs) for mine, theirs in pairs]
         gain = f"{fmean(differences):+.1f} ({min(differences):+.1f} to {max(differences):+.1f})"
     mean, worst = (f"{100 * fmean(row[name]):.1f}" for name in ("accuracy", "worst"))
     up, down = (kilobytes(row[name]) for name in ("bytes_up", "bytes_down"))
-    return f"| `{row['method']}` | {family} | {mean} | {worst} | {gain} | {up} | {down} |"
+    return f"| `{row['method']}`{mark} | {family} | {mean} | {worst} | {gain} | {up} | {down} |"
 
 
 def kilobytes(number: float) -> str:

@@ -128,3 +128,10 @@ def test_the_gain_of_a_real_federation_is_in_the_answer():
     assert "north +15.0, south -10.0" in told
     del accuracy["alone"]
     assert _gained_alone(SimpleNamespace(runs={"fedavg": [run]}), "fedavg") == ""
+
+
+def test_a_reconstruction_is_called_one():
+    runs = {"local": [make_run("local", 0, [[0.4] * 3])], "theirs": [make_run("theirs", 0, [[0.5] * 3])]}
+    assert not any("reconstruction" in caution for caution in answer(Study(runs)).cautions)
+    runs["theirs"][0].config["method"] = {"name": "msfkd"}
+    assert "theirs is a reconstruction: the paper leaves parts of it open." in answer(Study(runs)).cautions

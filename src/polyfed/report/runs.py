@@ -85,10 +85,18 @@ class Run:
     @property
     def family(self) -> str:
         """What kind of method it is; of one that is not installed here, nothing is known."""
+        return self._of_class("family")
+
+    @property
+    def reconstructed(self) -> bool:
+        """Whether the paper of its method leaves so much open that this is a reconstruction."""
+        return self._of_class("paper").endswith("(reconstruction)")
+
+    def _of_class(self, name: str) -> str:
         from polyfed import methods
 
         try:
-            return methods.find(str((self.config.get("method") or {}).get("name", ""))).family
+            return str(getattr(methods.find(str((self.config.get("method") or {}).get("name", ""))), name))
         except InputError:
             return ""
 

@@ -138,6 +138,11 @@ def _cautions(study: Study, best: Standing, others: list[Standing]) -> list[str]
             f"Values were chosen on validation data out of {study.tries} tries for each method; with other values to "
             "try, another choice and another order are possible."
         )
+    found += [
+        f"{label} is a reconstruction: the paper leaves parts of it open."
+        for label, runs in study.runs.items()
+        if runs[0].reconstructed
+    ]
     own = (study.experiment or {}).get("settings", {})
     found += [
         f"Settings of their own: {text}." for text in own_settings({k: v for k, v in own.items() if k in study.runs})
