@@ -78,7 +78,7 @@ def from_pictures(
             files = [file for group in groups.values() for file in group]
             labels = np.array([label for label, group in groups.items() for _ in group])
             notes: list[str] = []
-            x = decode_images(files, f"{name} ({what})", options.get("resize"), notes)
+            x = decode_images(files, f"{name} ({what})" if test else name, options.get("resize"), notes)
             parts.append(Part(x, labels, tuple(sorted(train)), {}, notes=tuple(notes)))
     return put_together(name, parts[0], parts[1] if len(parts) > 1 else None, options, seed)
 
@@ -93,6 +93,8 @@ def put_together(
     if task == CLASSIFICATION and are_names(both, options.get("class_names") or ()):
         train = replace(train, labels=train.labels.astype(np.int64).astype(str))
         test = None if test is None else replace(test, labels=test.labels.astype(np.int64).astype(str))
+    if test is None:  # what was read is more than what trains: a note counts all of it
+        notes = tuple(note.replace(f"the training set of '{name}'", f"'{name}'") for note in notes)
     if test is None and task != CLASSIFICATION:
         train, test = _hold_out(name, train, seed, classes=False)
     elif test is None:

@@ -31,6 +31,7 @@ IDENTIFIER = re.compile(
     r"(?:.*[_ .-])?(?:id|Id|ID)|.*[a-z](?:Id|ID)|(?i:uuid|guid|unnamed: ?\d+|__index_level_\d+__)"
     + f"|(?i:{WHO})(?i:id)"
 )
+DATE = re.compile(r"(?:\d{4}([-./])\d{1,2}\1\d{1,2}|\d{1,2}([-./])\d{1,2}\2\d{4})(?:[T ]\d{1,2}:.*)?")
 KEY = re.compile(f"(?i:index|key|(?:{WHO})(?:[_ .-]?(?:number|no|nr|key))?)")
 
 
@@ -275,7 +276,7 @@ def _feature(table: Table, name: str) -> np.ndarray:
 
     column = table.rows[name]
     kind = column.type
-    if types.is_temporal(kind):
+    if types.is_temporal(kind) or _are_dates(table, name):
         raise InputError(
             f"Column '{name}' of {table.what} holds dates or times, which are not features as they are: leave it out "
             f"(drop=['{name}']), or make a number of it (days since the first one, the month)."
@@ -292,6 +293,15 @@ def _feature(table: Table, name: str) -> np.ndarray:
     raise InputError(
         f"Column '{name}' of {table.what} is of type {kind}, which is no feature: leave it out (drop=['{name}'])."
     )
+
+
+def _are_dates(table: Table, name: str) -> bool:
+    """Tell whether all words of a column are dates, which a file or a frame may hold as texts."""
+    if not _is_words(table.rows.schema.field(name).type):
+        return False
+    words = [str(word).strip() for word in table.rows[name].unique().to_pylist() if word is not None]
+    found = [word for word in words if word]
+    return bool(found) and all(DATE.fullmatch(word) for word in found)
 
 
 def _blobs(table: Table, name: str) -> list[bytes | Path]:

@@ -18,6 +18,9 @@ from polyfed.core.errors import InputError
 from polyfed.core.shape import InputShape
 from polyfed.data.texts import Words, padded, zeros_inside
 
+GAPS = "empty cells get the mean of the others and a mark beside it"
+CATEGORIES = "columns of categories, a position for each value"
+EMPTY = "empty cells of words"
 MOST_VALUES = 100  # a column with more different words is not a column of categories
 FEW_ROWS = 20  # from so many rows on, a column whose words are mostly different is not one either
 
@@ -134,7 +137,7 @@ class Form:
             if column.gaps:
                 pieces["gap"].append(missing[:, None])
         if empty:
-            notes.append(f"empty cells of words in {what} are none of the known values: {', '.join(empty)}")
+            notes.append(f"{EMPTY} in {what} are none of the known values: {', '.join(empty)}")
         table = np.concatenate([piece.astype(np.float32) for group in pieces.values() for piece in group], axis=1)
         return torch.from_numpy(np.ascontiguousarray(table)), tuple(notes)
 
@@ -202,11 +205,23 @@ def learn_form(
         if column.gaps:
             gaps.append(f"{name} ({int(np.isnan(values.astype(np.float64)).sum())} rows)")
     if gaps:
-        notes.append(f"empty cells get the mean of the others and a mark beside it: {', '.join(gaps)}")
+        notes.append(f"{GAPS}: {', '.join(gaps)}")
     categories = [f"{c.name} ({len(c.values)})" for c in columns if c.kind == "category"]
     if categories:
-        notes.append(f"columns of categories, a position for each value: {', '.join(categories)}")
+        notes.append(f"{CATEGORIES}: {', '.join(categories)}")
     return Form("table", tuple(columns)), tuple(notes)
+
+
+def notes_without(notes: Sequence[str], name: str) -> tuple[str, ...]:
+    """Return notes on the columns of a table without one that is no feature any more."""
+    kept = []
+    for note in notes:
+        if note.startswith((GAPS, CATEGORIES, EMPTY)):
+            begin, _, listed = note.rpartition(": ")
+            others = [item for item in listed.split(", ") if not item.startswith(f"{name} (")]
+            note = f"{begin}: {', '.join(others)}" if others else ""
+        kept.append(note)
+    return tuple(note for note in kept if note)
 
 
 def _learn_ids(raw: Raw, what: str, words: Words | None, length: int | None) -> tuple[Form, tuple[str, ...]]:

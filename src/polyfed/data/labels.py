@@ -127,7 +127,7 @@ def number_classes(
         _check_known(given, known, declared=bool(class_names))
         order = np.argsort(known)
         numbered = [order[np.searchsorted(known, labels, sorter=order)] for labels in given.values()]
-        return _made(numbered, tuple(known.tolist()), num_classes)
+        return _made(numbered, tuple(known.tolist()), num_classes, None if class_names else _alike(known.tolist()))
     whole = {what: _whole_numbers(what, labels) for what, labels in parts.items()}
     everything = np.concatenate(list(whole.values()))
     classes = num_classes or (len(class_names) if class_names else None)
@@ -247,6 +247,16 @@ def _note(labels: np.ndarray) -> str:
     else:
         old = ", ".join(map(str, listed[:FEW])) + (f", ... ({len(listed)} in all)" if len(listed) > FEW else "")
     return f"labels {old} are the classes 0 to {len(listed) - 1}"
+
+
+def _alike(names: Sequence[str]) -> str | None:
+    """Say which class names differ only by case or blanks: probably one class, written in two ways."""
+    written: dict[str, list[str]] = {}
+    for name in names:
+        written.setdefault("".join(name.split()).casefold(), []).append(name)
+    found = [" and ".join(f"'{name}'" for name in same) for same in written.values() if len(same) > 1]
+    listed = ", ".join(found[:FEW])
+    return f"classes whose names differ only by case or blanks: {listed} (one class? write it alike)" if found else None
 
 
 def _made(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
 from typing import Any
@@ -59,6 +59,7 @@ def part_of(source: Any, options: Mapping[str, Any] | None = None, what: str = "
         if _are_pictures(source[0]):
             said: list[str] = []
             arrays = [image_to_array(i) if hasattr(i, "convert") else _plain(i) for i in source[0]]
+            _check_lengths(arrays, options.get("kind"), what)
             x = stack_images(arrays, what, options.get("resize"), said)
             return Part(x, label_array(source[1], what), None, {}, notes=tuple(said))
         inputs, notes = _inputs(source[0], f"The input array of {what}", options.get("kind"))
@@ -99,6 +100,17 @@ def _are_pictures(values: Any) -> bool:
     shapes = {image.shape for image in values if isinstance(image, np.ndarray | Tensor)}
     arrays = all(isinstance(image, np.ndarray | Tensor) for image in values)
     return arrays and len(shapes) > 1 and all(len(shape) in (2, 3) for shape in shapes)
+
+
+def _check_lengths(signals: Sequence[np.ndarray], kind: str | None, what: str) -> None:
+    """Refuse signals that differ in channels or length: unlike images, nothing here brings them to one."""
+    shapes = sorted({signal.shape for signal in signals})
+    if kind == "signal" and len(shapes) > 1:
+        few = ", ".join(" x ".join(map(str, shape)) for shape in shapes[:3]) + (", ..." if len(shapes) > 3 else "")
+        raise InputError(
+            f"The signals of {what} have {len(shapes)} different shapes ({few}; channels x steps): pad or cut them to "
+            "one length, with the same channels."
+        )
 
 
 def _inputs(values: Any, what: str, kind: str | None) -> tuple[Tensor | Raw, tuple[str, ...]]:
@@ -156,6 +168,7 @@ def _from_items(source: Any, options: Mapping[str, Any], what: str) -> Part:
     shapes = {i.shape for i in inputs}
     if pictures or (len(shapes) > 1 and all(len(shape) > 1 for shape in shapes)):
         said: list[str] = []
+        _check_lengths(inputs, options.get("kind"), what)
         x = stack_images(inputs, what, resize, said)
         return Part(x, label_array(labels, what), None, columns, notes=tuple(said))
     if len(shapes) > 1 or tokens:

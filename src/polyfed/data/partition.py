@@ -7,7 +7,7 @@ or refuse with the reason. `str(partitioner)` is the text that `parse_partition`
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from numbers import Integral
 
@@ -19,6 +19,7 @@ from polyfed.data.dealing import apportion, check_room, check_sizes, draw_shares
 Columns = Mapping[str, np.ndarray]
 
 MAX_DRAWS = 1000  # redraws of a Dirichlet partition, fewer when there are many clients and classes
+MOST_LISTED = 30  # so many columns are named in a sentence
 MAX_NUMBERS = 2_000_000  # random numbers spent on redraws
 
 
@@ -37,6 +38,14 @@ def _text(value: float) -> str:
 def _positive(what: str, value: float | None) -> None:
     if value is None or not is_number(value) or value <= 0:
         raise InputError(f"{what}={value!r} is not possible: give a number above 0 (smaller is more uneven).")
+
+
+def check_column(name: str, present: Collection[str]) -> None:
+    """Refuse to group by a column that is not there, with those that are."""
+    if name not in present:
+        few = ", ".join(sorted(present)[:MOST_LISTED]) + (", ..." if len(present) > MOST_LISTED else "")
+        there = f"it has {few}" if present else "it has no columns besides the label"
+        raise InputError(f"The data has no column '{name}' to group by: {there}.")
 
 
 class Partitioner(ABC):
@@ -301,9 +310,7 @@ class ByColumn(Partitioner):
         return [np.flatnonzero(owner[number] == client) for client in range(clients)]
 
     def _values(self, columns: Columns) -> np.ndarray:
-        if self.name not in columns:
-            there = f"it has {', '.join(sorted(columns))}" if columns else "it has no columns besides the label"
-            raise InputError(f"The data has no column '{self.name}' to group by: {there}.")
+        check_column(self.name, columns)
         values = np.asarray(columns[self.name])
         missing = np.isnan(values) if values.dtype.kind == "f" else values == ""
         if np.any(missing):

@@ -17,7 +17,7 @@ from polyfed.data.dataset import Dataset
 from polyfed.data.dealing import check_room, check_sizes, whole_number
 from polyfed.data.owntest import own_share
 from polyfed.data.parse import FlowerPartitioner, as_partitioner
-from polyfed.data.partition import IID, Dirichlet, LabelSets, Quantity, Shards
+from polyfed.data.partition import IID, Dirichlet, LabelSets, Quantity, Shards, check_column
 from polyfed.data.public import make_public
 from polyfed.data.sources import load
 from polyfed.data.subsets import set_aside
@@ -88,6 +88,7 @@ def split(
             "column:NAME."
         )
     if partitioner.column is not None:
+        check_column(partitioner.column, (*data.columns, *data.features))
         data = set_aside(data, partitioner.column)
     shared = make_public(data, public, seed)
     rows = np.setdiff1d(np.arange(len(data.train)), shared.rows)

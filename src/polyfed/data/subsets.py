@@ -13,6 +13,7 @@ from polyfed.core.rng import numpy_generator
 from polyfed.core.samples import Samples
 from polyfed.core.task import CLASSIFICATION
 from polyfed.data.dataset import Dataset, content_hash
+from polyfed.data.form import notes_without
 
 
 def subset(dataset: Dataset, limit: int | tuple[int | None, int | None] | None, seed: int) -> Dataset:
@@ -98,7 +99,7 @@ def set_aside(dataset: Dataset, column: str) -> Dataset:
         features=tuple(name for name in dataset.features if name != column),
         form=form,
         input_shape=form.shape(train.x),
-        notes=(*dataset.notes, f"column '{column}' divides the rows and is no feature"),
+        notes=(*notes_without(dataset.notes, column), f"column '{column}' divides the rows and is no feature"),
     )
     return replace(smaller, fingerprint=content_hash(smaller))
 
