@@ -26,17 +26,17 @@ from polyfed.core.party import PartyData
 from polyfed.core.samples import Scaling
 from polyfed.core.shape import InputShape
 from polyfed.core.task import CLASSIFICATION, Multilabel, Regression, Task, from_description
-from polyfed.core.task import describe as describe_task
-from polyfed.core.weights import fill, read_state
+from polyfed.core.weights import KEY, fill, read_state
 from polyfed.data import Clients
 from polyfed.data.columns import read_columns
 from polyfed.data.decode import as_inputs
+from polyfed.data.described import describe_inputs
 from polyfed.data.form import Form, Raw
 from polyfed.data.texts import Words
+from polyfed.fusion.files import rebuild
 from polyfed.specs import ModelSpec, is_own, label_of, weights_of
 
 FILE = "inputs.json"  # beside the models of a run
-KEY = "polyfed"  # of a model's file: under which its header says how to use it
 CHUNK = 256  # rows at once
 
 
@@ -65,19 +65,6 @@ def describe_use(
         "seed": seed,
         "feature_dim": feature_dim,
         "feature_adapter": adapter,
-    }
-
-
-def describe_inputs(
-    shape: InputShape, form: Form, scaling: Scaling, class_names: Sequence[str], task: Task
-) -> dict[str, Any]:
-    """Return how raw inputs become those of a network, and what its outputs mean."""
-    return {
-        "input_shape": shape.dump(),
-        "form": form.dump(),
-        "scaling": asdict(scaling),
-        "class_names": list(class_names),
-        "task": describe_task(task),
     }
 
 
@@ -133,11 +120,12 @@ def load_model(
         If the run is not finished or has no such client, or the file is not one of a model.
     """
     file, about = _find(Path(run), client)
+    fused: dict[str, Any] | None = about.get("fused")
     who = f"Client {about['name']} of {run}"
     spec = model if model is not None else about["model"]
     task = from_description(about.get("task", [CLASSIFICATION.name]))
     kept: list[Any] | None = about.get("learner")
-    if kept is None and (spec is None or (model is None and is_own(str(spec)))):
+    if kept is None and fused is None and (spec is None or (model is None and is_own(str(spec)))):
         called = f" ({spec})" if spec else ""
         raise RunDirectoryError(f"{who} had a network of your own{called}: pass what builds it (model=...).")
     shape, form = InputShape.load(about["input_shape"]), Form.load(about["form"])
@@ -146,6 +134,8 @@ def load_model(
     settings = about["outputs"], about["seed"], about["feature_dim"], about["feature_adapter"]
     if kept is not None:
         module: nn.Module = unpacked(read_state(file), kept, task, about["outputs"], str(file))
+    elif fused is not None:
+        module = rebuild(fused, read_state(file), None if model is None else [model], file)
     else:
         module = make_module(spec, str(spec), shape, *settings)
         if isinstance(module, Learner):

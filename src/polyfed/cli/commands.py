@@ -275,6 +275,7 @@ def fuse(
     **given: str | None,
 ) -> None:
     """Fuse trained networks into one model, without any training of theirs."""
+    from polyfed.cli.fusing import data_for
     from polyfed.command import options_of
     from polyfed.core.task import CLASSIFICATION
     from polyfed.experiment import read_experiment
@@ -283,7 +284,9 @@ def fuse(
 
     own = ("models", "method", "search", "public", "distill_into", "input_shape", "task")
     options = options_of("fuse", fuse, set_ or (), leave=own)
-    loaded = read_experiment(None, {"data": data, **given}).base.data.whole(0)
+    console = Console()
+    loaded, header, prepared = data_for(files, read_experiment(None, {"data": data, **given}).base.data)
+    say(console, prepared)
     if distill_into:
         options |= {"distill_into": distill_into, "public": loaded.train}
     fused = fuse_files(
@@ -291,16 +294,24 @@ def fuse(
         split_models(models),
         method,
         input_shape=loaded.input_shape,
-        num_classes=loaded.num_classes,
+        num_classes=loaded.num_classes if header is None else header["outputs"],
         out=out,
+        header=header,
         task=loaded.task,
         **options,
     )
-    console = Console()
     what = "" if loaded.task == CLASSIFICATION else f"{loaded.task.title} "
     reached = percent(score_on(fused, loaded.test, loaded.task))
     say(console, f"{method} of {len(files)} networks: {what}{reached} % on the test set of {data}")
-    say(console, f"Written to {out}; load it with polyfed.fusion.load_fused")
+    written = out if out.suffix == ".safetensors" else f"{out}.safetensors"
+    if header is not None:
+        say(
+            console,
+            f"Written to {written}: polyfed predict {written} ROWS --out FILE.csv, polyfed.load_model in Python",
+        )
+    else:
+        how = f"polyfed.fusion.load_fused('{written}'), a module that takes inputs scaled as above"
+        say(console, f"Written to {written}; use it in Python with {how}")
 
 
 register_trained(app)

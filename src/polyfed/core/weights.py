@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from polyfed.core.checkpoint import CHECKSUM, sum_of_state
 from polyfed.core.errors import InputError
 
+KEY = "polyfed"  # of a model's file: under which its header says how to use it
 TORCH = (".pt", ".pth", ".bin", ".ckpt")
 WRAPPERS = ("state_dict", "model_state_dict", "model")  # under which a training script keeps them
 
@@ -49,6 +52,18 @@ def read_state(path: Path) -> dict[str, Tensor]:
     if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
         raise InputError(f"{path} holds no tensors by name: save model.state_dict().")
     return {str(name): tensor for name, tensor in found.items()}
+
+
+def header_of(path: Path) -> dict[str, Any] | None:
+    """Return what the file of a model says about its use (`polyfed export` and sites write it), where it says so."""
+    if path.suffix in TORCH:
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            found: dict[str, Any] = json.loads((file.metadata() or {}).get(KEY, "{}"))
+    except (OSError, SafetensorError, ValueError) as error:
+        raise InputError(f"Cannot read {path} ({error}): give a safetensors file of a trained network.") from error
+    return found if "scaling" in found else None
 
 
 def fill(network: nn.Module, state: Mapping[str, Tensor], source: object) -> None:

@@ -31,6 +31,7 @@ from polyfed.core.runner import run_stage
 from polyfed.core.settings import Training
 from polyfed.core.threads import one_thread
 from polyfed.data.dataset import form_of
+from polyfed.data.described import describe_inputs
 from polyfed.engines.inprocess import drive, receive
 from polyfed.flower.alone import train_alone
 from polyfed.flower.codec import Body, Head
@@ -48,7 +49,7 @@ from polyfed.flower.sitedata import SiteData
 from polyfed.flower.sitefolder import SERVER, SiteFolder, Tag, tag_of
 from polyfed.methods.local import Local
 from polyfed.specs import ModelSpec, in_zoo, label_of
-from polyfed.trained import describe_inputs, model_file, name_of
+from polyfed.trained import model_file, name_of
 
 LAST = 1 << 30
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 from polyfed.core.checkpoint import read_json, state_file, write_atomic, write_json
 from polyfed.core.errors import InputError
 from polyfed.core.shape import InputShape
-from polyfed.core.weights import fill, read_state
+from polyfed.core.weights import KEY, fill, header_of, read_state
+from polyfed.data.described import differences
 from polyfed.fusion.chain import load_chain
 from polyfed.fusion.combining import Combined
 from polyfed.fusion.fusing import fuse
@@ -19,6 +21,7 @@ from polyfed.fusion.networks import Averaged, Selection, Several
 from polyfed.models import with_feature_dim
 from polyfed.specs import ModelSpec, construct, is_own
 
+KEPT = ("input_shape", "form", "scaling", "class_names", "task", "outputs", "seed", "feature_dim", "feature_adapter")
 FORMAT = 2  # of the json file beside a fused model
 
 
@@ -30,6 +33,7 @@ def fuse_files(
     input_shape: Sequence[int],
     num_classes: int,
     out: str | Path,
+    header: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> nn.Module:
     """Fuse networks of the zoo whose states are in files, and write the fused model.
@@ -48,6 +52,9 @@ def fuse_files(
     out
         Where to write: `<out>.safetensors` and, beside it, `<out>.json`, which says how to build the module again
         (`load_fused`).
+    header
+        What the files say about their use (`common_header`): the fused file then says it, too, and `load_model` reads
+        it.
 
     Raises
     ------
@@ -77,8 +84,28 @@ def fuse_files(
         kind = "model" if student is not None or method == "average" else "matched"
         projections = [_projection(fused.state_dict())]
         description |= {"kind": kind, "models": [student or dealt[0]], "projections": projections, "options": {}}
-    write_fused(fused, description, out)
+    write_fused(fused, description, out, header)
     return fused
+
+
+def common_header(paths: Sequence[str | Path]) -> tuple[dict[str, Any] | None, list[str]]:
+    """Return what the files of networks say about their use, and the names of those that say nothing.
+
+    Raises
+    ------
+    InputError
+        If two of them disagree: they would need different inputs, or mean different classes.
+    """
+    found = {str(path): header_of(Path(path)) for path in paths}
+    headers = {path: header for path, header in found.items() if header is not None}
+    for path, header in headers.items():
+        first = next(iter(headers))
+        if told := differences(headers[first], header):
+            raise InputError(
+                f"The networks of {first} and {path} cannot be fused, as their headers do not agree: "
+                f"{'; '.join(told)}. Networks that are fused take the same inputs and know the same classes."
+            )
+    return next(iter(headers.values()), None), [Path(path).name for path in found if path not in headers]
 
 
 def _read_network(path: str | Path, spec: str, input_shape: Sequence[int], num_classes: int) -> nn.Module:
@@ -99,10 +126,17 @@ def _projected(network: nn.Module, projection: Sequence[Any] | None) -> nn.Modul
     return network if projection is None else with_feature_dim(network, projection[0], projection[1], always=True)
 
 
-def write_fused(fused: nn.Module, description: Mapping[str, Any], out: str | Path) -> None:
+def write_fused(
+    fused: nn.Module, description: Mapping[str, Any], out: str | Path, header: Mapping[str, Any] | None = None
+) -> None:
     """Write `<out>.safetensors` and `<out>.json`, which says how to build the module again."""
     base = _base(out)
-    write_atomic(base.with_name(f"{base.name}.safetensors"), state_file(fused.state_dict()))
+    words = {}
+    if header is not None:
+        about = {key: value for key, value in header.items() if key in KEPT}
+        about |= {"model": None, "name": base.name, "fused": dict(description)}
+        words = {KEY: json.dumps(about)}
+    write_atomic(base.with_name(f"{base.name}.safetensors"), state_file(fused.state_dict(), words))
     write_json(base.with_name(f"{base.name}.json"), {"format": FORMAT, **description})
 
 
@@ -126,7 +160,13 @@ def load_fused(path: str | Path, models: Sequence[ModelSpec] | None = None) -> n
     about = read_json(base.with_name(f"{base.name}.json"))
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         raise InputError(f"{base}.json does not describe a fused model of this version.")
-    state = read_state(base.with_name(f"{base.name}.safetensors"))
+    return rebuild(about, read_state(base.with_name(f"{base.name}.safetensors")), models, base)
+
+
+def rebuild(
+    about: Mapping[str, Any], state: dict[str, Tensor], models: Sequence[ModelSpec] | None, base: Path
+) -> nn.Module:
+    """Build a fused module from its description and fill it, in prediction mode."""
     shape = InputShape.load(about["input_shape"])
     specs: Sequence[ModelSpec] = about["models"]
     own = [str(spec) for spec in specs if is_own(str(spec))]

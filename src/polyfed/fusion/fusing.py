@@ -125,7 +125,7 @@ def fuse(
     check_task(as_task(task), method, distill_into is not None)
     table = None if counts is None else read_label_table(counts, len(models))
     inputs = None if public is None else read_inputs(public)
-    shape = tuple(inputs.x.shape[1:]) if inputs is not None else input_shape
+    shape = tuple(inputs.x.shape[1:]) if inputs is not None and input_shape is None else input_shape  # which knows more
     networks = [copy.deepcopy(model).eval() for model in models]
     chosen = list(range(len(models)))
     if select is not None:
