@@ -18,7 +18,6 @@ from polyfed.core.checkpoint import write_atomic
 from polyfed.core.errors import InputError
 from polyfed.core.learner import Learner
 from polyfed.core.task import Regression
-from polyfed.data.columns import read_texts
 from polyfed.trained import TrainedModel, model_file
 
 ENDINGS = {  # what each format's files are called; other endings are free
@@ -115,11 +114,11 @@ def write_predictions(trained: TrainedModel, data: str | Path, out: str | Path) 
     import pandas  # type: ignore[import-untyped]
 
     raw: Any = data
+    if not Path(data).exists():
+        raise InputError(f"There is no file {data}: correct its name.")
     if Path(data).suffix == ".npy":
         raw = np.load(data, allow_pickle=False)
-    elif trained.form.kind == "text":
-        raw = read_texts(data)
-    elif trained.form.kind != "table":
+    elif trained.form.kind not in ("table", "text"):
         raise InputError(f"The network takes {trained.form.kind}: give the inputs as an array in a .npy file.")
     found = trained.predictions(raw)
     columns: dict[str, Any] = {}

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -32,6 +31,7 @@ from polyfed.data.columns import read_columns
 from polyfed.data.decode import as_inputs
 from polyfed.data.described import describe_inputs
 from polyfed.data.form import Form, Raw
+from polyfed.data.given import given_texts
 from polyfed.data.texts import Words
 from polyfed.fusion.files import rebuild
 from polyfed.specs import ModelSpec, is_own, label_of, weights_of
@@ -127,7 +127,10 @@ def load_model(
     kept: list[Any] | None = about.get("learner")
     if kept is None and fused is None and (spec is None or (model is None and is_own(str(spec)))):
         called = f" ({spec})" if spec else ""
-        raise RunDirectoryError(f"{who} had a network of your own{called}: pass what builds it (model=...).")
+        raise RunDirectoryError(
+            f"{who} had a network of your own{called}: pass what builds it (model=...), on the command line "
+            "--model package.module:function."
+        )
     shape, form = InputShape.load(about["input_shape"]), Form.load(about["form"])
     if tokenizer is not None:
         form = replace(form, words=Words.given(tokenizer))
@@ -239,8 +242,7 @@ class TrainedModel:
             rows = Raw(read_columns(raw, [column.name for column in self.form.columns], what))
             stored = self.form.encode(rows, what)[0]
         elif self.form.kind == "text":
-            texts = np.array([raw] if isinstance(raw, str) else list(raw), dtype=object)
-            stored = self.form.encode(Raw({"text": texts}, "text"), what)[0]
+            stored = self.form.encode(Raw({"text": given_texts(raw, self.form.column, what)}, "text"), what)[0]
         else:
             kind = self.form.kind if self.form.kind in ("signal", "tokens") else None
             stored = as_inputs(raw, what, kind)

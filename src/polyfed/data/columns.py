@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -17,10 +16,7 @@ from polyfed.core.task import CLASSIFICATION, Task
 from polyfed.data.decode import as_inputs, decode_images
 from polyfed.data.form import Form, Raw
 from polyfed.data.labels import find_label, label_columns, read_labels
-from polyfed.data.tables import Table, read_table, table_of_frame
-
-if TYPE_CHECKING:
-    pass  # type: ignore[import-untyped]
+from polyfed.data.tables import Table, any_table
 
 IMAGES = ("image", "img", "x", "pixels", "features", "signal")
 TEXTS = ("text", "sentence", "content", "body", "message", "review")
@@ -138,35 +134,44 @@ def read_columns(source: Any, names: Sequence[str], what: str) -> dict[str, np.n
     InputError
         If one is missing.
     """
-    import pandas  # type: ignore[import-untyped]
-
-    if isinstance(source, str | os.PathLike):
-        table = read_table([Path(source)])
-    else:
-        plain = isinstance(source, Mapping | list | tuple)
-        table = table_of_frame(pandas.DataFrame(source) if plain else source, what)
-    missing = [name for name in names if name not in table.rows.column_names]
-    if missing:
-        raise InputError(f"{what[0].upper()}{what[1:]} has no column '{missing[0]}', which the network needs.")
+    table = any_table(source, what)
+    _check_there(table, names, what)
     return {name: _feature(table, name) for name in names}
 
 
-def read_texts(source: str | os.PathLike[str]) -> np.ndarray:
-    """Return the texts of a table's file: the column that is named like texts, or the only one of words.
+def read_texts(source: Any, name: str, what: str) -> np.ndarray:
+    """Return the texts of a table in any form; without a name, the column named like texts or the only one of words.
 
     Raises
     ------
     InputError
-        If there is not one such column.
+        If there is not one such column, or it holds something else.
     """
-    table = read_table([Path(source)])
-    words = [field.name for field in table.rows.schema if _is_words(field.type)]
-    found = [name for name in TEXTS if name in words][:1] or words
-    if len(found) != 1:
-        raise InputError(
-            f"{source} has {len(found)} columns of words, so it is not plain which are the texts: call it 'text'."
-        )
-    return _feature(table, found[0])
+    table = any_table(source, what)
+    if not name:
+        words = [field.name for field in table.rows.schema if _is_words(field.type)]
+        found = [known for known in TEXTS if known in words][:1] or words
+        if len(found) != 1:
+            raise InputError(
+                f"{what[0].upper()}{what[1:]} has {len(found)} columns of words, so it is not plain which are the "
+                "texts: call it 'text'."
+            )
+        name = found[0]
+    _check_there(table, [name], what)
+    column = table.rows[name]
+    if not _is_words(column.type) and column.null_count < len(column):
+        raise InputError(f"Column '{name}' of {what} holds no texts ({column.type}): give texts.")
+    return _texts(table, name)
+
+
+def _check_there(table: Table, names: Sequence[str], what: str) -> None:
+    missing = [name for name in names if name not in table.rows.column_names]
+    if missing:
+        raise InputError(f"{what[0].upper()}{what[1:]} has no column '{missing[0]}', which the network needs.")
+
+
+def _texts(table: Table, name: str) -> np.ndarray:
+    return np.array(["" if text is None else text for text in table.rows[name].to_pylist()], dtype=object)
 
 
 def same_features(features: Sequence[str], first: Sequence[str], what: str) -> None:
@@ -237,8 +242,7 @@ def _features(
         if _is_list(arrow):
             return _lists(table, name, kind), True
         if _is_words(arrow) and (kind == "text" or name in TEXTS or (kind is None and _reads_like_text(table, name))):
-            texts = np.array(["" if text is None else text for text in table.rows[name].to_pylist()], dtype=object)
-            return Raw({name: texts}, "text"), True
+            return Raw({name: _texts(table, name)}, "text"), True
     if kind in ("text", "tokens", "image", "signal"):
         raise InputError(f"{table.what} has {len(names)} columns of features, which are no {kind}: pass inputs='...'.")
     return Raw({name: _feature(table, name) for name in names}), False

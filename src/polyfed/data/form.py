@@ -35,6 +35,7 @@ class Raw:
 
     columns: dict[str, np.ndarray]
     kind: str = "table"  # table | text | tokens
+    named: bool = True  # False: the one column came as a list, and its name here is ours
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
@@ -90,6 +91,10 @@ class Form:
         Of texts: the vocabulary, or the tokenizer that was given.
     length, ids
         Of texts and tokens: how many ids a row has, and how many different ones there are.
+    column
+        Of texts: the column that they came from; empty where they had no name.
+    resize
+        Of images: whether they were brought to their size, as new ones then are.
     """
 
     kind: str = "features"
@@ -97,6 +102,8 @@ class Form:
     words: Words | None = field(default=None, repr=False)
     length: int = 0
     ids: int = 0
+    column: str = ""
+    resize: bool = False
 
     def shape(self, x: Tensor) -> InputShape:
         """Return the shape of stored inputs, with what they mean."""
@@ -176,6 +183,8 @@ class Form:
             "words": None if self.words is None else self.words.dump(),
             "length": self.length,
             "ids": self.ids,
+            "column": self.column,
+            "resize": self.resize,
         }
 
     @staticmethod
@@ -183,7 +192,8 @@ class Form:
         """Read what `dump` gave."""
         columns = tuple(Column(**{**column, "values": tuple(column["values"])}) for column in dumped["columns"])
         words = None if dumped["words"] is None else Words.load(dumped["words"])
-        return Form(dumped["kind"], columns, words, dumped["length"], dumped["ids"])
+        later = dumped.get("column", ""), dumped.get("resize", False)  # files that were written before have neither
+        return Form(dumped["kind"], columns, words, dumped["length"], dumped["ids"], *later)
 
 
 def learn_form(
@@ -242,7 +252,8 @@ def _learn_ids(raw: Raw, what: str, words: Words | None, length: int | None) -> 
     if longest > length:
         cut = sum(len(row) > length for row in rows)
         notes += (f"{cut} texts are longer than {length} words and are cut (length=... keeps more)",)
-    return Form(raw.kind, (), words, length, max(count, 2)), tuple(note.format(length) for note in notes)
+    column = next(iter(raw.columns)) if raw.kind == "text" and raw.named else ""
+    return Form(raw.kind, (), words, length, max(count, 2), column), tuple(note.format(length) for note in notes)
 
 
 def texts_are_empty(texts: np.ndarray) -> bool:

@@ -55,7 +55,7 @@ def part_of(source: Any, options: Mapping[str, Any] | None = None, what: str = "
     if _is_pair(source):
         if _are_texts(source[0]):
             texts = np.array([str(text or "") for text in source[0]], dtype=object)
-            return Part(Raw({"text": texts}, "text"), label_array(source[1], what), None, {})
+            return Part(Raw({"text": texts}, "text", named=False), label_array(source[1], what), None, {})
         if _are_pictures(source[0]):
             said: list[str] = []
             arrays = [image_to_array(i) if hasattr(i, "convert") else _plain(i) for i in source[0]]
@@ -160,7 +160,7 @@ def _from_items(source: Any, options: Mapping[str, Any], what: str) -> Part:
     columns = {key: np.array(values) for key, values in kept.items() if len(values) == len(labels)}
     if inputs[0].dtype.kind == "U":
         return Part(
-            Raw({"text": np.array([str(i) for i in inputs], dtype=object)}, "text"),
+            Raw({"text": np.array([str(i) for i in inputs], dtype=object)}, "text", named=False),
             label_array(labels, what),
             None,
             columns,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,8 @@ def read_table(files: Sequence[Path]) -> Table:
 
     pieces = []
     for file in files:
+        if not file.exists():
+            raise InputError(f"There is no file {file}: correct its name.")
         try:
             if file.suffix.lower() in TABLES:
                 pieces.append(_read_csv(file))
@@ -105,6 +108,38 @@ def table_of_frame(frame: Any, what: str) -> Table:
                 f"(drop=['{name}'])."
             ) from error
     return Table(pa.table(pieces), {}, what)
+
+
+def any_table(source: Any, what: str) -> Table:
+    """Take the rows of a file, a data frame, columns by name or rows as dictionaries.
+
+    Raises
+    ------
+    InputError
+        If it is none of these.
+    """
+    import pandas  # type: ignore[import-untyped]
+
+    if isinstance(source, str | os.PathLike):
+        return read_table([Path(source)])
+    if hasattr(source, "features") and hasattr(source, "with_format"):
+        return table_of(source, what)
+    if isinstance(source, Mapping | list | tuple):
+        try:
+            source = pandas.DataFrame(source)
+        except ValueError as error:
+            raise InputError(f"{what[0].upper()}{what[1:]} is no table ({error}): give a list of rows.") from error
+    if not is_frame(source):
+        raise InputError(
+            f"{what[0].upper()}{what[1:]} is of type {type(source).__name__}: give a file, a data frame, columns by "
+            "name or rows as dictionaries."
+        )
+    return table_of_frame(source, what)
+
+
+def is_frame(source: Any) -> bool:
+    """Tell a data frame, an Arrow table or a Hugging Face data set by what it can do."""
+    return any(hasattr(source, name) for name in ("to_parquet", "write_parquet", "column_names"))
 
 
 def table_of(dataset: Any, what: str) -> Table:
