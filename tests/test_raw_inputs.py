@@ -8,6 +8,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from PIL import Image
 from typer.testing import CliRunner
 
 import polyfed as pf
@@ -104,6 +105,90 @@ def test_the_command_reads_the_column_that_training_had(reviews, tmp_path):
     done = predicted(tmp_path / "run", tmp_path / "new.csv", tmp_path / "p.csv")
     assert done.exit_code == 0, done.output
     assert pandas.read_csv(tmp_path / "p.csv")["prediction"].tolist() == ANSWERS
+
+
+# --- numbers ---
+
+
+@pytest.mark.parametrize("wrong", [np.inf, -np.inf])
+def test_an_infinite_number_of_a_table_is_refused_and_a_missing_one_is_filled(patients, wrong):
+    model = pf.load_model(patients, 0)
+    with pytest.raises(
+        InputError, match=r"Row 1 of the given data holds a value that is NaN or infinite \(1 such rows"
+    ):
+        model.predict([{"age": 40.0, "sex": "m"}, {"age": wrong, "sex": "f"}])
+    with pytest.warns(UserWarning, match="1 rows of the given data have no 'age': training's mean stands in"):
+        assert np.isfinite(model.probabilities([{"age": 40.0, "sex": "m"}, {"age": None, "sex": "f"}])).all()
+
+
+def test_nan_in_arrays_is_refused(tmp_path):
+    x = np.random.default_rng(0).normal(size=(60, 3, 20)).astype(np.float32)
+    pf.run("local", pf.split(pf.load((x, [0, 1] * 30)), clients=2), "cnn1d:1x8", rounds=1, out=tmp_path / "run")
+    x[4, 0, 0] = np.nan
+    with pytest.raises(InputError, match="Row 4 of the given data holds a value that is NaN or infinite"):
+        pf.load_model(tmp_path / "run", 0).predict(x[:6])
+
+
+# --- words ---
+
+
+def test_words_that_training_does_not_know_are_said(patients, tmp_path):
+    rows = pandas.DataFrame({"age": [40.0, 41.0, 42.0], "sex": ["x", "f", "y"]})
+    said = r"2 rows of the given data have a 'sex' that training does not know \(x, y\)"
+    with pytest.warns(UserWarning, match=said):
+        pf.load_model(patients, 0).predict(rows)
+    rows.to_csv(tmp_path / "new.csv", index=False)
+    done = predicted(patients, tmp_path / "new.csv", tmp_path / "p.csv")
+    assert done.exit_code == 0 and done.output.count("have a 'sex' that training does not know (x, y)") == 1
+
+
+# --- images ---
+
+
+def pictures(count=40):
+    """Bytes of different sizes, grey and color: the upper half is bright in every second."""
+    random = np.random.default_rng(0)
+    for row in range(count):
+        height, width = 20 + row % 5, 18 + row % 7
+        image = random.integers(0, 60, (height, width, 3) if row % 3 else (height, width)).astype(np.uint8)
+        image[: height // 2] += 150 * (row % 2)
+        yield image
+
+
+@pytest.fixture
+def scans(tmp_path):
+    data = pf.load((list(pictures()), ["ill", "well"] * 20), resize=(16, 16))
+    result = pf.run("fedavg", clients := pf.split(data, clients=2), "mlp:1x8", rounds=1, out=tmp_path / "run")
+    return clients, result
+
+
+def test_images_are_brought_to_the_size_and_color_of_training(scans, tmp_path):
+    model = pf.load_model(tmp_path / "run", 0)
+    images = list(pictures())
+    asked = pf.load((images[:1] + images, ["ill", *["ill", "well"] * 20]), resize=(16, 16), test=(images, ["ill"] * 40))
+    expected = model.probabilities(asked.test.x)  # as `load` makes them
+    assert torch.allclose(model.probabilities(images), expected)
+    assert torch.allclose(model.probabilities([Image.fromarray(i) for i in images]), expected, atol=0.02)
+    assert torch.allclose(model.probabilities(images[:1]), expected[:1])  # grey alone
+    assert torch.allclose(model.probabilities(np.stack([images[1]] * 2)), expected[[1, 1]])  # an array
+    assert torch.allclose(model.probabilities([i / np.float32(255) for i in images]), expected, atol=0.02)
+
+
+def test_images_of_another_size_are_refused_where_training_did_not_resize(tmp_path):
+    images = np.zeros((40, 16, 16, 3), np.uint8)
+    images[::2, :8] = 200
+    pf.run("local", pf.split(pf.load((images, [0, 1] * 20)), clients=2), "mlp:1x8", rounds=1, out=tmp_path / "run")
+    model = pf.load_model(tmp_path / "run", 0)
+    with pytest.raises(InputError, match=r"takes \(3, 16, 16\): bring the images to 16x16\."):
+        model.predict([images[0], np.zeros((20, 18, 3), np.uint8)])
+
+
+def test_floats_in_the_unit_of_bytes_are_refused(scans, tmp_path):
+    model = pf.load_model(tmp_path / "run", 0)
+    images = np.stack([image[:16, :16] for image in pictures() if image.ndim == 3])
+    with pytest.raises(InputError, match=r"trained on bytes.*give bytes, or divide by 255"):
+        model.predict(images.astype(np.float32))
+    assert torch.allclose(model.probabilities(images / 255), model.probabilities(images), atol=1e-5)
 
 
 # --- the command ---

@@ -123,7 +123,7 @@ def write_predictions(trained: TrainedModel, data: str | Path, out: str | Path) 
     found = trained.predictions(raw)
     columns: dict[str, Any] = {}
     if not isinstance(trained.task, Regression):
-        columns["prediction"] = [" ".join(one) if isinstance(one, list) else one for one in trained.predict(raw)]
+        columns["prediction"] = [" ".join(one) if isinstance(one, list) else one for one in trained.in_words(found)]
     columns |= {name: found[:, place].tolist() for place, name in enumerate(trained.class_names)}
     write_atomic(Path(out), pandas.DataFrame(columns).to_csv(index=False).encode())
     return len(found)

@@ -7,6 +7,7 @@ what a site of a real federation ends with.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -28,10 +29,11 @@ from polyfed.core.task import CLASSIFICATION, Multilabel, Regression, Task, from
 from polyfed.core.weights import KEY, fill, read_state
 from polyfed.data import Clients
 from polyfed.data.columns import read_columns
+from polyfed.data.dataset import check_finite
 from polyfed.data.decode import as_inputs
 from polyfed.data.described import describe_inputs
 from polyfed.data.form import Form, Raw
-from polyfed.data.given import given_texts
+from polyfed.data.given import check_shape, check_unit, given_images, given_texts
 from polyfed.data.texts import Words
 from polyfed.fusion.files import rebuild
 from polyfed.specs import ModelSpec, is_own, label_of, weights_of
@@ -235,23 +237,33 @@ class TrainedModel:
         Raises
         ------
         InputError
-            If they are not of the kind that the network was trained on.
+            If they are not of the kind that the network was trained on, or not finite.
+
+        Warns
+        -----
+        UserWarning
+            Of values that training does not know, and of empty cells.
         """
         what = "the given data"
+        notes: tuple[str, ...] = ()
         if self.form.kind == "table":
             rows = Raw(read_columns(raw, [column.name for column in self.form.columns], what))
-            stored = self.form.encode(rows, what)[0]
+            stored, notes = self.form.encode(rows, what)
         elif self.form.kind == "text":
-            stored = self.form.encode(Raw({"text": given_texts(raw, self.form.column, what)}, "text"), what)[0]
+            rows = Raw({"text": given_texts(raw, self.form.column, what)}, "text")
+            stored, notes = self.form.encode(rows, what)
+        elif self.form.kind == "image":
+            stored = given_images(raw, tuple(self.input_shape), self.form.resize, what)
         else:
             kind = self.form.kind if self.form.kind in ("signal", "tokens") else None
             stored = as_inputs(raw, what, kind)
-        if tuple(stored.shape[1:]) != tuple(self.input_shape):
-            raise InputError(
-                f"The given data has rows of shape {tuple(stored.shape[1:])}, but the network takes "
-                f"{tuple(self.input_shape)}."
-            )
+        check_shape(stored, tuple(self.input_shape), what)
+        check_finite(stored, what)
+        for note in notes:
+            warnings.warn(f"{note}.", stacklevel=2)
         done = stored.is_floating_point() and self.scaling.divisor == 255.0  # floats of 0..1 where training had bytes
+        if done:
+            check_unit(stored, what)
         scaling = Scaling(self.scaling.mean, self.scaling.std) if done else self.scaling
         return scaling.apply(stored)
 
@@ -278,7 +290,10 @@ class TrainedModel:
 
         A regression with several targets gives a list of values for each row.
         """
-        found = self.predictions(raw)
+        return self.in_words(self.predictions(raw))
+
+    def in_words(self, found: Tensor) -> list[Any]:
+        """Return what `predict` says, from `predictions`."""
         if isinstance(self.task, Regression):
             return [float(row[0]) if len(row) == 1 else row.tolist() for row in found]
         if isinstance(self.task, Multilabel):

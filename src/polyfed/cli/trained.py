@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -56,7 +57,11 @@ def predict(
     """Predict for new rows with the model of a client or a site."""
     from polyfed.exporting import write_predictions
 
-    rows = write_predictions(_trained(trained, client, model, tokenizer), data, out)
+    made = _trained(trained, client, model, tokenizer)
+    with warnings.catch_warnings(record=True, action="always") as notes:
+        rows = write_predictions(made, data, out)
+    for note in notes:
+        say(Console(), f"The data: {note.message}")
     say(Console(), f"Wrote {rows} predictions to {out}")
 
 

@@ -115,6 +115,7 @@ def put_together(
         if x.dim() != 4:
             raise InputError(f"'{name}' does not hold images, so resize={options['resize']} cannot be applied.")
         x, x_test = resize_images(x, options["resize"]), resize_images(x_test, options["resize"])
+        form = replace(form, resize=True)
     return build(
         name,
         (x, train.labels),

@@ -135,7 +135,7 @@ def check_part(what: str, x: Tensor | Raw, labels: Any) -> None:
     if len(x) != len(labels):
         raise InputError(f"{_capital(what)} has {len(x)} inputs but {len(labels)} labels: give one for each.")
     if isinstance(x, Tensor):
-        _check_finite(x, what)
+        check_finite(x, what)
 
 
 def measure(x: Tensor, divisor: float | None = None, form: Form | None = None) -> Scaling:
@@ -223,7 +223,8 @@ def _check_units(name: str, train: Tensor, test: Tensor) -> None:
     )
 
 
-def _check_finite(x: Tensor, what: str) -> None:
+def check_finite(x: Tensor, what: str) -> None:
+    """Refuse inputs that are not finite, with the first such row."""
     if not x.is_floating_point():
         return
     finite = torch.isfinite(x).reshape(len(x), -1).all(1)
