@@ -155,3 +155,12 @@ def test_the_report_tells_every_try_and_how_many_there_were(swept):
     )
     line = again.commands(study)[0]
     assert "--sweep 'method.mu=[0.1, 1]' --sweep 'training.lr=[0.01, 0.1]'" in line and "--validation 0.2" in line
+
+
+def test_the_report_says_where_the_choice_was_made_between_equal_tries(swept, tmp_path):
+    study = report.study(swept[0])
+    for place, one in enumerate(study.sweep):
+        one["validation"] = [0.5, 0.7] if one["method"] == "fedprox" else [0.1 * place, 0.0]
+    page = report.write_report(study, tmp_path / "page.html").read_text()
+    assert "fedprox: 4 tries were equal on validation data; the first was taken." in page
+    assert page.count("tries were equal") == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from polyfed.command import to_text
 from polyfed.core.errors import InputError
 from polyfed.report.chart import Axis, Chart, Series
@@ -49,6 +51,14 @@ def rows(study: Study) -> list[tuple[str, str, list[float], list[float], bool]]:
     """Return every try: method, values, validation and test accuracy by seed, chosen; the best of a method first."""
     ordered = sorted(study.sweep, key=lambda one: (study.labels.index(one["method"]), -sum(one["validation"])))
     return [(one["method"], words(one["values"]), one["validation"], one["accuracy"], one["chosen"]) for one in ordered]
+
+
+def equal(study: Study) -> dict[str, int]:
+    """Return how many tries of a method were as good on validation data as the one taken, where it was not alone."""
+    means = [(one["method"], sum(one["validation"]) / len(one["validation"])) for one in study.sweep]
+    taken = {method: mean for (method, mean), one in zip(means, study.sweep, strict=True) if one["chosen"]}
+    counts = Counter(method for method, mean in means if method in taken and mean == taken[method])
+    return {method: number for method, number in counts.items() if number > 1}
 
 
 def words(values: dict[str, object]) -> str:

@@ -10,6 +10,7 @@ from polyfed.report import statistics as numbers
 from polyfed.report.fairness import fairness
 from polyfed.report.runs import LOCAL, POOLED, Study
 from polyfed.report.statistics import Standing
+from polyfed.report.sweeps import equal
 from polyfed.terminal.tables import amount, own_settings
 
 SAME = 1e-9  # means that differ by less are equal
@@ -138,6 +139,10 @@ def _cautions(study: Study, best: Standing, others: list[Standing]) -> list[str]
             f"Values were chosen on validation data out of {study.tries} tries for each method; with other values to "
             "try, another choice and another order are possible."
         )
+        found += [
+            f"{label}: {number} tries were equal on validation data; the first was taken."
+            for label, number in equal(study).items()
+        ]
     found += [
         f"{label} is a reconstruction: the paper leaves parts of it open."
         for label, runs in study.runs.items()
