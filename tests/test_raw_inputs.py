@@ -71,6 +71,12 @@ def test_one_text_is_one_row(reviews):
     assert reviews.predict("a good day") == ["yes"]
 
 
+@pytest.mark.parametrize("dtype", ["object", "string"])
+def test_a_missing_text_is_an_empty_one(reviews, dtype):
+    with pytest.warns(UserWarning, match="1 rows of the given data are empty"):
+        assert len(reviews.predict(pandas.Series(["good", None], dtype=dtype))) == 2
+
+
 def test_what_holds_no_such_texts_is_refused(reviews, tmp_path):
     with pytest.raises(InputError, match=r"There is no file nothere.csv"):
         reviews.predict("nothere.csv")

@@ -27,6 +27,8 @@ def given_texts(raw: Any, column: str, what: str) -> np.ndarray:
     InputError
         If a file or column is missing, or something is no text.
     """
+    import pandas  # type: ignore[import-untyped]
+
     if isinstance(raw, str) and not _is_file(raw):
         raw = [raw]
     rows = isinstance(raw, list | tuple) and any(isinstance(row, Mapping) for row in raw)
@@ -34,9 +36,11 @@ def given_texts(raw: Any, column: str, what: str) -> np.ndarray:
         return read_texts(raw, column, what)
     texts = list(raw)
     for row, text in enumerate(texts):
-        if text is None or text != text:  # as an empty cell of a table
+        if isinstance(text, str):
+            continue
+        if text is None or text is pandas.NA or text != text:  # as an empty cell of a table
             texts[row] = ""
-        elif not isinstance(text, str):
+        else:
             raise InputError(f"Row {row} of {what} is no text but of type {type(text).__name__}: give texts.")
     return np.array(texts, dtype=object)
 
