@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from polyfed.cli import complete
 from polyfed.cli.options import Json
 from polyfed.terminal.tables import say
 
@@ -21,7 +22,9 @@ def register(app: typer.Typer) -> None:
 
 
 def list_methods(
-    name: Annotated[str | None, typer.Argument(help="One method, in full.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="One method, in full.", autocompletion=complete.one_of(complete.methods))
+    ] = None,
     experiment: Annotated[
         Path | None,
         typer.Option("--for", help="Which of them apply to this experiment, and why others do not."),
@@ -38,7 +41,10 @@ def list_methods(
 
 
 def list_models(
-    name: Annotated[str | None, typer.Argument(help="One network, in full.")] = None, as_json: Json = False
+    name: Annotated[
+        str | None, typer.Argument(help="One network, in full.", autocompletion=complete.one_of(complete.models))
+    ] = None,
+    as_json: Json = False,
 ) -> None:
     """List the networks of the zoo and how to write them, or print one in full."""
     from polyfed.cli.listing import MODELS

@@ -12,7 +12,7 @@ from rich.console import Console
 from polyfed import __version__
 from polyfed.cli.about import register as register_about
 from polyfed.cli.federation import register as register_flower
-from polyfed.cli.options import Json, with_settings
+from polyfed.cli.options import Analysis, Json, Method, Methods, with_settings
 from polyfed.cli.reproduce import register as register_reproduce
 from polyfed.cli.trained import register as register_trained
 from polyfed.core.errors import InputError
@@ -72,7 +72,7 @@ def demo(
 @with_settings()
 def run(
     file: File = None,
-    method: Annotated[str | None, typer.Option(help="Name of the method, or package.module:Class of your own.")] = None,
+    method: Method = None,
     out: Out = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -102,7 +102,7 @@ def run(
 @with_settings()
 def compare(
     file: File = None,
-    methods: Annotated[str | None, typer.Option(help="Methods to compare: a,b,c (local is always among them).")] = None,
+    methods: Methods = None,
     seeds: Annotated[int | None, typer.Option(help="How many seeds.")] = None,
     out: Out = None,
     quiet: Quiet = False,
@@ -236,7 +236,7 @@ def report(
 
 @app.command()
 def analyze(
-    name: Annotated[str, typer.Argument(help="Which analysis: cka, embedding, reconstruction, robustness, ...")],
+    name: Analysis,
     runs: Annotated[list[Path], typer.Argument(help="Directories of runs.")],
     out: Annotated[
         Path | None, typer.Option(help="Folder of the figures; by default analysis/NAME in the run.")

@@ -9,10 +9,32 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
+from polyfed.cli import complete
 from polyfed.config import SECTIONS, Config, option_names, short_names
 from polyfed.core.fields import in_words, meanings, types_of
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON (progress goes to the error stream).")]
+Method = Annotated[
+    str | None,
+    typer.Option(
+        help="Name of the method, or package.module:Class of your own.",
+        autocompletion=complete.one_of(complete.methods),
+    ),
+]
+Methods = Annotated[
+    str | None,
+    typer.Option(
+        help="Methods to compare: a,b,c (local is always among them).",
+        autocompletion=complete.list_of(complete.methods),
+    ),
+]
+Analysis = Annotated[
+    str,
+    typer.Argument(
+        help="Which analysis: cka, embedding, reconstruction, robustness, ...",
+        autocompletion=complete.one_of(complete.analyses),
+    ),
+]
 
 
 def with_settings(names: Sequence[str] | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -51,6 +73,7 @@ def option(name: str) -> inspect.Parameter:
             metavar=_shape(hint),
             rich_help_panel=section.capitalize() if dot else "Run",
             show_default=False,
+            autocompletion=_completion(name, _shape(hint)),
         ),
     ]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
@@ -61,6 +84,12 @@ def _default(kind: type[Any], field: str) -> str:
     if found is MISSING or found is None:
         return ""
     return f"(default {', '.join(found) if isinstance(found, tuple) else found})"
+
+
+def _completion(name: str, shape: str) -> complete.Complete | None:
+    """Return what completes the values of a setting, where they are names or words."""
+    named = {"data": complete.one_of(complete.data), "models": complete.list_of(complete.models)}
+    return named.get(name) or (complete.one_of(lambda: shape.split("|")) if "|" in shape else None)
 
 
 def _shape(hint: Any) -> str:

@@ -10,9 +10,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from polyfed.cli import complete
 from polyfed.terminal.tables import say
 
-What = Annotated[str | None, typer.Argument(help="A paper (fedin) or an entry of it (fedin/table1); none: all.")]
+What = Annotated[
+    str | None,
+    typer.Argument(
+        help="A paper (fedin) or an entry of it (fedin/table1); none: all.",
+        autocompletion=complete.one_of(complete.entries),
+    ),
+]
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
