@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import warnings
 
 import numpy as np
 import pandas
@@ -13,6 +15,7 @@ from safetensors.torch import load_file, save_file
 import polyfed as pf
 from polyfed.api import resume
 from polyfed.core.errors import InputError
+from polyfed.data.described import differences
 from polyfed.exporting import export
 from polyfed.fusion.files import fuse_files, load_fused
 from polyfed.models import build
@@ -154,6 +157,31 @@ def test_a_client_begins_from_a_file(tmp_path, ending):
         pf.run("local", digits(), models=f"mlp:2x8={file}", rounds=1)
     with pytest.raises(InputError, match=r"Cannot read .*nowhere"):
         pf.run("local", digits(), models="mlp:2x8=nowhere.safetensors", rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [(lambda t: t, None),
+     (lambda t: t.assign(age=t.age * 2), r"another scaling \(age: mean"),
+     (lambda t: t.assign(sex=t.sex + "x"), "other values of the columns sex"),
+     (lambda t: t.assign(outcome=t.outcome.map({"ill": "b", "well": "a"})), "other classes .ill, well against a")],
+)  # fmt: skip
+def test_a_beginning_that_was_trained_for_something_else_is_said(hospitals, change, says):
+    folder, _, _ = hospitals
+    table = change(pandas.read_csv(folder / "patients.csv"))
+    clients = pf.split(pf.load(table, label="outcome"), by="column:hospital")
+    start = f"tabular:1x8={folder / 'run' / 'models' / 'client-0.safetensors'}"
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        pf.run("local", clients, models=start, rounds=1)
+    told = [str(one.message) for one in found if "trained for something else" in str(one.message)]
+    assert told == [] if says is None else re.search(says, told[0])
+
+
+def test_classes_in_another_order_are_said_loudest(hospitals):
+    about = load_model(hospitals[0] / "run", 0).about
+    turned = {**about, "class_names": ["well", "ill"]}
+    assert differences(turned, about) == ["THE SAME CLASSES IN ANOTHER ORDER (well, ill against ill, well)"]
 
 
 def test_model_strings_with_weights_are_read():

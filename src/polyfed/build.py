@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,9 @@ from polyfed.core.runner import draws_by_itself
 from polyfed.core.samples import Samples
 from polyfed.core.task import CLASSIFICATION
 from polyfed.core.threads import one_thread
+from polyfed.core.weights import header_of
 from polyfed.data import Clients
+from polyfed.data.described import describe_inputs, differences
 from polyfed.models import check_model, count_parameters, properties, with_feature_dim
 from polyfed.models.contract import REQUIRED, about_ids, cut_shapes, evaluating, sample_input
 from polyfed.models.estimators import offers
@@ -164,6 +166,8 @@ def make_parties(
     """Deal the models to the clients in turn and describe everybody."""
     if not models:
         raise InputError("No models: name at least one, for instance models=['mlp:2'].")
+    for told in other_starts(models, lambda: _described(clients)):
+        warnings.warn(told, stacklevel=4)
     made = make_blueprints(models, clients.input_shape, outputs, seed, feature_dim, feature_adapter)
     _warn_of_lost_weights(method, made)
     infos, data = [], []
@@ -184,6 +188,25 @@ def make_parties(
         data.append(PartyData(train, validation, clients.public, own, clients.own_tests(number)))
     used = {info.architecture for info in infos}
     return infos, data, {blueprint.name: blueprint for blueprint, _ in made if blueprint.name in used}
+
+
+def other_starts(models: Sequence[ModelSpec], described: Callable[[], Mapping[str, Any]]) -> list[str]:
+    """Say which files that networks begin from were trained for something else than the data (`describe_inputs`)."""
+    files = dict.fromkeys(file for model in models if isinstance(model, str) and (file := weights_of(model)[1]))
+    said = []
+    for file in files:
+        header = header_of(file)
+        if header is not None and (told := differences(header, described())):
+            said.append(
+                f"The network of {file} was trained for something else, by its header (there against your "
+                f"data): {'; '.join(told)}."
+            )
+    return said
+
+
+def _described(clients: Clients) -> dict[str, Any]:
+    scaling = clients.train[0].scaling
+    return describe_inputs(clients.input_shape, clients.form, scaling, clients.class_names, clients.task)
 
 
 def _warn_of_lost_weights(method: Method, made: Sequence[tuple[Blueprint, State | None]]) -> None:

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import httpx
 
+from polyfed.build import other_starts
 from polyfed.core.errors import InputError, MessageError, PolyfedError
+from polyfed.data.dataset import form_of
+from polyfed.data.described import describe_inputs
 from polyfed.flower.child import LinkError, last_line
 from polyfed.flower.codec import Body, pack, unpack
 from polyfed.flower.keys import SiteKeys, check_names, read_site_keys
@@ -91,6 +94,10 @@ def join(
     say(f"Site {site.name}: {len(data.train)} training and {len(data.test)} test samples, which stay here.")
     for note in data.notes:
         say(f"Your data: {note}")
+    form = data.form or form_of(data.train.x, data.test.x)
+    found = describe_inputs(data.input_shape, form, data.train.scaling, data.classes, data.task)
+    for told in other_starts([model], lambda: found):
+        say(f"Warning: {told}")
     say(f"Connecting to {joining.server}; allowed methods: {', '.join(allow) if allow else 'all of this package'}.")
     wait_for_server(joining.server, keys, min(joining.wait, joining.give_up), say)
     try:
