@@ -82,7 +82,8 @@ def test_killed_after_some_rounds_and_a_random_moment_more(moment, whole, tmp_pa
     assert_equal_runs(out, whole)
 
 
-@pytest.mark.parametrize("point", sometimes(["client-2.6", "server.5", "index.json", "client-0.1"]))
+@pytest.mark.long
+@pytest.mark.parametrize("point", ["client-2.6", "server.5", "index.json", "client-0.1"])
 def test_killed_in_the_middle_of_a_checkpoint_write(point, whole, tmp_path):
     """The process kills itself half-way through writing one file of a checkpoint."""
     out = tmp_path / "run"

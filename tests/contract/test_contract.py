@@ -15,7 +15,9 @@ from polyfed.testing import CHECKS, NotApplicable, Setting, check_method
 from polyfed.testing.checks import (
     another_seed_another_run,
     client_order_does_not_matter,
+    fusing_can_be_divided,
     resume_gives_the_same_run,
+    rules_against_bad_senders_slot_in,
     same_seed_same_run,
     stacks_give_the_same_numbers,
 )
@@ -30,32 +32,33 @@ def test_every_registered_method_is_in_the_table():
     assert len({case.id for case in CASES}) == len(CASES)  # each has its own line in the stored results
 
 
-ON_THEIR_OWN = (
+SEEDS = (same_seed_same_run, another_seed_another_run)
+OF_A_FEW = (
     resume_gives_the_same_run,
     client_order_does_not_matter,
-    same_seed_same_run,
-    another_seed_another_run,
-)
+    rules_against_bad_senders_slot_in,
+    fusing_can_be_divided,
+)  # every day of a few methods: several runs each
 
 
-@pytest.mark.parametrize("check", [check for check in CHECKS if check not in ON_THEIR_OWN], ids=name_of)
+@pytest.mark.parametrize("check", [check for check in CHECKS if check not in (*SEEDS, *OF_A_FEW)], ids=name_of)
 @everyday()
 def test_contract(case, check):
     fulfils(case, check)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("check", [same_seed_same_run, another_seed_another_run], ids=name_of)
+@pytest.mark.parametrize("check", SEEDS, ids=name_of)
 @everyday()
 def test_contract_of_seeds(case, check):
     """Where the first fails `workers_do_not_matter` does, which compares all the same with another run of the seed."""
     fulfils(case, check)
 
 
-@pytest.mark.parametrize("check", [resume_gives_the_same_run, client_order_does_not_matter], ids=name_of)
+@pytest.mark.parametrize("check", OF_A_FEW, ids=name_of)
 @everyday(few=True)
-def test_contract_of_resuming_and_order(case, check):
-    fulfils(case, check)  # several runs each
+def test_contract_every_day_of_a_few_methods(case, check):
+    fulfils(case, check)
 
 
 def fulfils(case, check):

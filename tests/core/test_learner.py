@@ -154,7 +154,10 @@ def test_soft_labels_are_what_outputs_say():
 GLOBAL = pf.FedMDGlobal(public_epochs=0, private_epochs=1)
 
 
-@pytest.mark.parametrize("method", [FEDMD, "dsfl", "cronus", GLOBAL, pf.FedDF(distill_steps=20)])
+@pytest.mark.parametrize(
+    "method",
+    [FEDMD, pf.FedDF(distill_steps=20), *(pytest.param(m, marks=pytest.mark.long) for m in ("dsfl", "cronus", GLOBAL))],
+)
 def test_a_learner_hears_from_the_others_of_a_class_that_it_never_saw(method):
     clients = table()
     assert clients.label_counts()[0].tolist() == [9, 7, 0]

@@ -31,6 +31,7 @@ def test_nothing_after_treatment_is_a_feature():
     )
 
 
+@pytest.mark.long
 def test_ten_people_learn_exercises_from_their_watches():
     clients = pf.split("watch", by="column:person")
     training = pf.Training(optimizer="adam", lr=0.003, epochs=3)

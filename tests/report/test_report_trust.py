@@ -43,6 +43,7 @@ def test_the_page_has_it_only_where_there_is_something():
     assert "Malicious clients count" not in page.render(Study({"local": [make_run("local", 0, [[0.3] * 3])]}))
 
 
+@pytest.mark.long
 def test_a_run_tells_who_was_left_out():
     pytest.importorskip("dp_accounting")
     data = synthetic(6, 20, public=False)

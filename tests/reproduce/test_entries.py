@@ -46,6 +46,7 @@ def test_an_entry_can_be_run_and_judged(entry):
                 assert claim.sign or case.gain(claim) is not None or claim.equal, (case.name, claim)
 
 
+@pytest.mark.long
 def test_equal_settings_of_a_paper_share_their_runs():
     seen = {}
     for entry in ENTRIES:
