@@ -23,7 +23,7 @@ from polyfed.core.message import Message
 from polyfed.core.method import Step
 from polyfed.core.nets import Net
 from polyfed.core.party import Context, Party, load_state
-from polyfed.core.stage import Batch, Stage, is_trainable
+from polyfed.core.stage import Batch, Stage, Trained, is_trainable
 
 
 def tensors_of(samples: Any) -> TensorDataset:
@@ -157,7 +157,7 @@ class MethodLoop(Loop):
         self.parties: dict[int, Party] = {}
         home: Any = federation.backend
         for client, info in federation.backend.infos.items():
-            party = Party(client, info, home.data[client])
+            party = Party(client, info, home.store.data[client])
             party.models["main"] = ctx.blueprints[info.architecture].build()  # type: ignore[misc]
             federation.method.setup_client(party, ctx)
             self.parties[client] = party
@@ -203,7 +203,7 @@ def follow(work: Any, party: Party, ctx: Context) -> Message:
         return finished.value or Message()
 
 
-def plain_stage(stage: Stage, party: Party, ctx: Context) -> float:
+def plain_stage(stage: Stage, party: Party, ctx: Context) -> Trained:
     """Run a stage as people write it: DataLoader, zero_grad, backward, step."""
     training = stage.training or ctx.training
     data = stage.data if stage.data is not None else party.train
@@ -251,10 +251,10 @@ def plain_stage(stage: Stage, party: Party, ctx: Context) -> float:
                 last = loss.item()
             done += 1
             if stage.steps is not None and done >= stage.steps:
-                return last
+                return Trained(last, done)
     for module in party.models.values():
         module.requires_grad_(True)
-    return last
+    return Trained(last, done)
 
 
 def make(name: str) -> Callable[..., torch.optim.Optimizer]:

@@ -51,7 +51,7 @@ def compare(contestants: dict[str, Callable[[], None]], repeats: int, target: fl
             seconds[name].append(timed(work))
     middle = {name: median(values) for name, values in seconds.items()}
     ratios = {name: middle["reference"] / value for name, value in middle.items() if name != "reference"}
-    return {"seconds": middle, "ratios": ratios, "target": target}
+    return {"seconds": middle, "ratios": ratios, "target": target, "load": round(os.getloadavg()[0], 1)}
 
 
 def show(name: str, result: dict[str, Any]) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks import many
-from benchmarks.run import regressions
+from benchmarks import many, page
+from benchmarks.run import compare, regressions
+from benchmarks.workloads import WORKLOADS, Workload
 
 
 def test_a_ratio_that_fell_by_more_than_a_fifth_is_told() -> None:
@@ -29,6 +31,16 @@ def test_the_slope_is_what_a_further_client_costs() -> None:
     }
 
 
+@pytest.mark.long  # ResNets of real width
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
+def test_every_workload_runs_beside_its_reference(workload: Workload) -> None:
+    small = replace(workload, clients=len(workload.models), samples=12, batch=6, test=10, public=workload.public and 12)
+    small = replace(small, options={**small.options, **({"subset": 12} if small.public else {})})
+    data = small.data()
+    found = compare({"reference": small.loop(data).round, "auto": small.contestant("auto", data)}, 1, small.target)
+    assert found["ratios"].keys() == {"auto"}
+
+
 @pytest.mark.long  # three processes
 def test_one_command_writes_all_that_is_known_of_many_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(many, "RESULTS", tmp_path)
@@ -41,3 +53,7 @@ def test_one_command_writes_all_that_is_known_of_many_clients(tmp_path: Path, mo
     assert stored.keys() <= found.keys() and {"slope", "active"} <= found.keys()
     assert [line.keys() for line in found["clients"]] == [stored["clients"][0].keys()] * 2
     assert found["rounds"].keys() == stored["rounds"].keys() and found["rounds"]["rounds"] == 20
+
+
+def test_the_page_about_speed_says_what_was_measured() -> None:
+    assert page.written(page.PAGE.read_text()) == page.PAGE.read_text()

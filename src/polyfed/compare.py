@@ -314,8 +314,8 @@ def summarize(results: dict[str, list[dict[str, Any]]], alone: Collection[str] =
     """Turn results by method and seed into rows; a gain is over the same networks under one of the labels `alone`."""
     references = {
         tuple(results[label][0]["architectures"]): [r["accuracy"]["mean"] for r in results[label]]
-        for label in sorted(results, key=REFERENCE.__eq__)  # which comes last and stays, where others have its networks
-        if label in alone
+        for label in sorted(alone, key=lambda label: label == REFERENCE)  # it is the last, and stays
+        if label in results
     }
     rows = []
     for label, runs in results.items():

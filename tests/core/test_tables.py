@@ -107,6 +107,26 @@ def test_a_run_with_few_participants_says_so():
     assert found["took_part"]["mean"] == pytest.approx(fmean(found["per_client"][client] for client in trained))
 
 
+# --- whose gain ---
+
+
+def test_a_gain_is_over_local_training_of_the_same_networks():
+    def runs(accuracy, network):
+        return [result_of([[0, 1]], [accuracy] * 2, architectures=[network] * 2).summary()]
+
+    results = {
+        "local": runs(0.3, "small"),
+        "local_again": runs(0.9, "small"),  # of the reference's networks: the reference counts
+        "local_deep": runs(0.5, "deep"),
+        "fedavg": runs(0.4, "small"),
+        "fedin": runs(0.6, "deep"),
+        "fedfd": runs(0.6, "wide"),
+    }
+    rows = {row.method: row.gain for row in summarize(results, ["local", "local_again", "local_deep"])}
+    assert rows["fedavg"] == pytest.approx([0.1]) and rows["fedin"] == pytest.approx([0.1])
+    assert rows["fedfd"] == rows["local"] == rows["local_again"] == []
+
+
 # --- which bytes ---
 
 

@@ -135,3 +135,10 @@ def test_a_reconstruction_is_called_one():
     assert not any("reconstruction" in caution for caution in answer(Study(runs)).cautions)
     runs["theirs"][0].config["method"] = {"name": "msfkd"}
     assert "theirs is a reconstruction: the paper leaves parts of it open." in answer(Study(runs)).cautions
+
+
+def test_an_order_of_different_networks_is_called_one():
+    runs = {"local": [make_run("local", 0, [[0.4] * 3])], "fedmd": [make_run("fedmd", 0, [[0.5] * 3])]}
+    assert not any("different networks" in caution for caution in answer(Study(runs)).cautions)
+    runs["fedin"] = [make_run("fedin", 0, [[0.6] * 3], architectures=["deep"] * 3)]
+    assert any("different networks" in caution for caution in answer(Study(runs)).cautions)

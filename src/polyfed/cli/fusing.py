@@ -44,10 +44,9 @@ def data_for(files: Sequence[Path], settings: Data) -> tuple[Dataset, dict[str, 
         settings = replace(settings, inputs=tuple(column.name for column in form.columns))
     source = next(Path(path).name for path in files if Path(path).name not in bare)
     names = header["class_names"]
-    if task == CLASSIFICATION and list((first := settings.whole(0, **more)).class_names) != names:
+    first = settings.whole(0, **more)
+    if task == CLASSIFICATION and list(first.class_names) != names:
         first = settings.whole(0, **more, class_names=names)
-    elif task != CLASSIFICATION:
-        first = settings.whole(0, **more)
     loaded = scaled_as(first, header, source)
     others = f"; {few(bare)}: no header, taken to be alike" if bare else ""
     return loaded, header, (

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Iterable, Mapping
 
@@ -48,8 +49,11 @@ def all_finite(tensor: Tensor) -> bool:
     """Tell whether a tensor holds neither NaN nor infinity, without a temporary tensor of its size."""
     if not tensor.is_floating_point() or not tensor.numel() or tensor.is_meta:  # who has the numbers has looked
         return True
-    low, high = tensor.detach().aminmax()  # NaN anywhere makes both NaN
-    return bool(torch.isfinite(low)) and bool(torch.isfinite(high))
+    values = tensor.detach()
+    if math.isfinite(values.sum().item()):  # one quick pass: what is not finite never adds up to what is
+        return True
+    low, high = values.aminmax()  # the sum of large numbers may overflow; NaN anywhere makes both NaN
+    return math.isfinite(low.item()) and math.isfinite(high.item())
 
 
 def _ordered(tensors: Named) -> list[tuple[str, Tensor]]:

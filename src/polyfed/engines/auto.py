@@ -2,7 +2,7 @@
 
 Why this rule (measurements: `python -m benchmarks.rule`, `results/bench/rule.json`; decision 0016):
 
-- A step of a perceptron costs little arithmetic and much overhead; stacked, it is 1.1 to 25 times as fast for a client.
+- A step of a perceptron costs little arithmetic and much overhead; stacked, it is up to 25 times as fast for a client.
   Convolutions on a CPU are bound by arithmetic: only small ones on tiny images, or with tiny batches, gain.
 - A batched matrix product computes each client's matrix as if it were alone, so the numbers of a stack of perceptrons
   do not depend on who shares it: not on the number of workers, of ranks, or of clients that take part. Convolutions of
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -56,6 +57,7 @@ class Auto(Batched):
     def __init__(self) -> None:
         super().__init__()
         self.stacked: dict[str, bool] = {}  # architecture -> what the rule says
+        self.seen: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # modules serve round after round
 
     def works_whole(self, step: Step, blueprint: Blueprint) -> bool:
         """Let every client work whole whose network is no perceptron."""
@@ -106,6 +108,9 @@ class Auto(Batched):
         """Tell whether a group is to be stacked: a stack of one gives the numbers of a larger one."""
         party = group[0].party
         assert party is not None
-        if not all(map(is_perceptron, party.models.values())):  # a side model that is none
-            return False
+        for module in party.models.values():  # a side model may be none
+            if module not in self.seen:
+                self.seen[module] = is_perceptron(module)
+            if not self.seen[module]:
+                return False
         return self.possible(backend, kind, list(group), step, ctx)

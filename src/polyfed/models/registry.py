@@ -152,7 +152,7 @@ def _example(entry: Entry, input_shape: Sequence[int], num_classes: int) -> nn.M
     shape = entry.inputs or input_shape
     with torch.device("meta"), suppress(Exception):  # shapes only: no memory and no random draws
         return build(entry.example, shape, num_classes)
-    with suppress(Exception):  # whoever looks at values while it is built, as `adapt` does, needs some
+    with torch.random.fork_rng(), suppress(Exception):  # `adapt` looks at values while it is built
         return build(entry.example, shape, num_classes)
     return None
 

@@ -129,6 +129,8 @@ def _cautions(study: Study, best: Standing, others: list[Standing]) -> list[str]
                 f"{_list(ties)} {verb} not clearly behind: the 95 % intervals over {best.seeds} seeds "
                 "leave the order open."
             )
+    if len(numbers.by_networks(study, study.labels)) > 1:
+        found.append("Methods have different networks: gains and prices compare the same ones, this order does not.")
     if best.took_part is not None:
         found.append(_idle(study, best))
     lost = fairness(study, best.method).lost

@@ -162,7 +162,10 @@ def comparison_table(rows: Sequence[Row], title: str) -> Table:
     seeds = len(rows[0].accuracy)
     over = f"; mean and 95 % t-interval over {seeds} seeds" if seeds > 1 else ""
     whose = "; own: on the own test data of clients" if own else ""
-    caption = f"gain over local training{over}{whose}; sent and received: payload of a client in all{_framing(rows)}"
+    caption = (
+        f"gain over local training of the same networks{over}{whose}; sent and received: payload of a client in all"
+    )
+    caption += _framing(rows)
     active = ", ".join(f"{row.method} {spread(row.took_part)}" for row in rows if row.took_part)
     if active:
         caption += f"; accuracy counts clients that never took part in a round, without them it is: {active}"
