@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from polyfed.ops.choice import largest, pack_choice, unpack_choice
+from polyfed.ops.choice import Weights, largest, pack_choice, share_of, unpack_choice
 
 
 def test_bits_by_hand():
@@ -40,3 +40,15 @@ def test_the_largest_by_hand(size, chosen, theta):
 def test_of_equal_weights_the_first_is_kept():
     found, threshold = largest(torch.tensor([1.0, -2.0, 2.0, -2.0, 2.0]), 0.4)
     assert found.tolist() == [False, True, True, False, False] and float(threshold) == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "size", "count"), [(10, 0.5, 5), (10, 0.29, 2), (100, 0.29, 29), (10, 0.01, 1), (10, 1.0, 10)]
+)
+def test_a_share_is_rounded_down_and_never_none(number, size, count):
+    assert share_of(number, size) == count  # 0.29 · 100 is 28.999999999999996 to a computer
+
+
+def test_groups_have_the_numbers_of_their_tensors():
+    weights = Weights([["a", "b"], ["c"]], {"a": (2, 3), "b": (2,), "c": (4, 1, 2)})
+    assert weights.group_lengths == [8, 8] and weights.lengths == [6, 2, 8]

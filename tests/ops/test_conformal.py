@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyfed.ops.conformal import agreement, label_scores, prediction_sets, ranking_loss, threshold
+from polyfed.ops.conformal import agreement, calibrate, label_scores, prediction_sets, ranking_loss, threshold
+from polyfed.ops.selection import fit_temperature
 
 LOGITS = torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.1, 0.2, 0.3, 0.4]]).log()  # their softmax are these numbers
 
@@ -112,3 +113,11 @@ def test_the_ranking_loss_is_zero_exactly_where_the_set_ranks_first(seed):
     z, sets = torch.randn(1, 5, generator=rng), torch.rand(1, 5, generator=rng) < 0.5
     above = not sets.any() or sets.all() or z[sets].min() >= z[~sets].max()
     assert (ranking_loss(z, sets) == 0) == bool(above)
+
+
+def test_a_network_is_calibrated_at_its_own_temperature():
+    logits, labels = 3 * LOGITS.repeat(3, 1), torch.tensor([0, 3, 1, 2, 0, 3])
+    u = torch.linspace(0, 1, 6)
+    temperature, q = calibrate(logits, labels, 0.25, 0.5, 1, u)
+    assert temperature.item() == pytest.approx(fit_temperature(logits, labels)) and temperature.item() > 1
+    assert torch.equal(q, threshold(label_scores(logits, labels, temperature, 0.5, 1, u), 0.25))

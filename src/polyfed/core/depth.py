@@ -6,8 +6,10 @@ the last of the first run of numbers in a name: block 2 of the stack `layers`, b
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
+
+from polyfed.core.party import Blueprint
 
 
 class Place(NamedTuple):
@@ -37,3 +39,17 @@ def stacks_of(names: Iterable[str]) -> dict[str, dict[int, dict[str, str]]]:
         if place is not None:
             stacks.setdefault(place.stack, {}).setdefault(place.block, {})[place.inner] = name
     return stacks
+
+
+def top_names(blueprint: Blueprint, blueprints: Mapping[str, Blueprint]) -> Iterator[str]:
+    """Yield the tensors of the last block of every stack, if it is of the kind of the deepest network's last one.
+
+    The first block of a ResNet's stage, which changes the width, is not.
+    """
+    for stack, blocks in stacks_of(blueprint.shapes).items():
+        deepest = max(blueprints.values(), key=lambda b: len(stacks_of(b.shapes).get(stack, {})))
+        theirs = stacks_of(deepest.shapes)[stack]
+        top, last = blocks[max(blocks)], theirs[max(theirs)]
+        alike = {n: blueprint.shapes[m] for n, m in top.items()} == {n: deepest.shapes[m] for n, m in last.items()}
+        if alike and len(theirs) > 1:
+            yield from top.values()

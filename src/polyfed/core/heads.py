@@ -10,6 +10,8 @@ from torch.nn import functional as F
 
 from polyfed.core.message import State
 from polyfed.core.party import Blueprint, Context, fill, load_state, state_of
+from polyfed.core.samples import Samples
+from polyfed.core.settings import training_of
 from polyfed.core.stage import Aux, Batch, Stage, Trained
 from polyfed.ops.aggregate import IndexMap, Slot
 
@@ -39,6 +41,11 @@ def head_names(blueprint: Blueprint) -> tuple[str, ...]:
     return tuple(linear_head(blueprint) or ())
 
 
+def head_of(state: State, blueprint: Blueprint) -> State:
+    """Return the last layer's weight and bias out of a state, by their names in the network."""
+    return {name: state[name] for name in head_names(blueprint)}
+
+
 class Head(nn.Linear):
     """A last layer as a network of its own, whose inputs are features."""
 
@@ -50,6 +57,24 @@ class Head(nn.Linear):
 def head_loss(nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
     """Return the cross-entropy of a head's answers to features: of a whole network's, or of one by itself."""
     return F.cross_entropy(nets["main"].head(batch.x), batch.y)
+
+
+def head_stage(
+    options: object, prefix: str, data: Samples, ctx: Context, names: tuple[str, ...] | None = None
+) -> Stage:
+    """Return the training of a head on features, made of what was received, as the fields of a method say.
+
+    The fields are `PREFIX_epochs` and those of `training_of`: `PREFIX_lr`, `PREFIX_batch`, ... `names` are those of the
+    head inside a whole network; without them it is one by itself.
+    """
+    return Stage(
+        head_loss,
+        trainable={"main": names},
+        data=data,
+        received=True,
+        epochs=getattr(options, f"{prefix}_epochs"),
+        training=training_of(options, prefix, ctx.training),
+    )
 
 
 def train_head(head: State, stage: Stage, ctx: Context, name: str) -> Trained:

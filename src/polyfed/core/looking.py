@@ -17,6 +17,8 @@ from polyfed.core.samples import Samples
 from polyfed.core.settings import Training
 from polyfed.core.stage import Aux, Batch, Grads, Stage
 
+Look = Callable[[Any, Tensor, Tensor], Tensor]  # network, inputs, labels -> a number
+
 
 def gradients_at_rest(loss: Any, training: Training) -> Stage:
     """Return a pass over a client's data, in batches of `training`, that only adds up the gradients of `loss`."""
@@ -24,9 +26,7 @@ def gradients_at_rest(loss: Any, training: Training) -> Stage:
     return Stage(StillLoss(loss), gradients=nothing, epochs=1, training=still, shuffle=False, sum_gradients=True)
 
 
-def as_function(
-    client: Party, data: Samples, look: Callable[[Any, Tensor, Tensor], Tensor], ctx: Context, purpose: str
-) -> Callable[[State], Tensor]:
+def as_function(client: Party, data: Samples, look: Look, ctx: Context, purpose: str) -> Callable[[State], Tensor]:
     """Return what `look(net, x, y)` sees of some samples, as a function of the weights: for `torch.func`.
 
     BatchNorm's statistics do not move (a lone sample is predicted with them), and dropout is the same at every call:
@@ -42,6 +42,33 @@ def as_function(
             return look(net.eval() if lone else net.still(), x, y)
 
     return seen
+
+
+def gradient_through_a_step(
+    client: Party,
+    first: tuple[Samples, Callable[[Any, Tensor, Tensor, Tensor], Tensor]],
+    then: tuple[Samples, Look],
+    v: Tensor,
+    eta: float,
+    ctx: Context,
+    purpose: str,
+) -> Tensor:
+    """Return d then(w') / dv where w' = w - eta · grad_w first(w, v): how v should move for a step to help.
+
+    `first` is some samples and a loss `(net, x, y, v)` on which a step is taken, `then` others and the loss that is
+    measured there; the network stays as it is. By two reverse passes: torch's forward mode can be used by one thread of
+    a process at a time.
+    """
+    w = {name: p.detach() for name, p in client.main.named_parameters() if p.requires_grad}
+    measured = as_function(client, *then, ctx, purpose)
+
+    def after_a_step(v: Tensor) -> Tensor:
+        loss = as_function(client, first[0], lambda net, x, y: first[1](net, x, y, v), ctx, purpose)
+        step = torch.func.grad(loss)(w)
+        return measured({name: tensor - eta * step[name] for name, tensor in w.items()})
+
+    gradient: Tensor = torch.func.grad(after_a_step)(v)
+    return gradient
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,11 @@ class Message:
         """
         return {key.partition("/")[2]: tensor for key, tensor in self.data.items() if key.partition("/")[0] == name}
 
+    def renamed(self, model: str, other: str) -> Message:
+        """Return this message with the state of a model, if there is one, under another name."""
+        params = {other if name == model else name: state for name, state in self.params.items()}
+        return Message(params, self.data, self.meta)
+
     def nbytes(self) -> int:
         """Return the payload: bytes of all tensors, eight for each number, the length of each word."""
         size = sum(tensor.numel() * tensor.element_size() for _, tensor in self.tensors())

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from polyfed.core.errors import PolyfedError, TrainingError
+from polyfed.core.errors import InputError, PolyfedError, TrainingError
 from polyfed.core.fields import check_fields
 from polyfed.core.message import Message
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, fill
@@ -113,6 +113,12 @@ class Method:
 
         What one field may be is said by its type (see `core/fields.py`).
         """
+
+    def must_stay(self, why: str, **values: object) -> None:
+        """Refuse, in `check`, other values of fields that come from a base class and have no say here."""
+        for name, value in values.items():
+            if getattr(self, name) != value:
+                raise InputError(f"{self.name}: {name} must stay {value!r}: {why}.")
 
     def requirements(self) -> frozenset[str]:
         """Return `needs`, where it depends on hyper-parameters."""

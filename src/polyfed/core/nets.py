@@ -133,6 +133,12 @@ class _Dispatch(nn.Module):
         return self.module(*inputs) if method == "forward" else getattr(self.module, method)(*inputs)
 
 
+def features_and_logits(net: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the features of some inputs, and the logits of these."""
+    z = net.features(x)
+    return z, net.head(z)
+
+
 @contextmanager
 def mode(module: nn.Module, wanted: str) -> Iterator[None]:
     """Run the block with the module in the given mode and leave it in training mode."""

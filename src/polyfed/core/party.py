@@ -130,6 +130,12 @@ class Party:
         return self.data.train
 
     @property
+    def calibration(self) -> Samples:
+        """What a client fits temperatures and thresholds on: its validation data, where it has some, or all it has."""
+        held = self.data.validation
+        return held if held is not None and len(held) else self.train
+
+    @property
     def public(self) -> Samples:
         """The public set (methods that use it declare `needs = {"public"}`)."""
         assert self.data.public is not None, "this party has no public data"
@@ -165,6 +171,13 @@ class Context:
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)  # what can be computed again: not checkpointed
     task: Task = CLASSIFICATION
     metrics: tuple[Metric, ...] = ()  # what is measured beside the task's score and loss
+
+    @property
+    def feature_dim(self) -> int:
+        """The size of the features, in methods that need one size at all clients."""
+        size = next(iter(self.blueprints.values())).feature_dim
+        assert size is not None, "a need of such methods"
+        return size
 
     def cached(self, key: Any, make: Callable[[], Any]) -> Any:
         """Return what `make` makes, made once in a run for this key: it must depend on nothing that changes."""

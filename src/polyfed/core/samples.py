@@ -113,3 +113,19 @@ def split_off(data: Samples, share: float, rng: torch.Generator) -> tuple[Sample
     order = torch.randperm(len(data), generator=rng)
     apart = min(max(1, round(share * len(data))), len(data) - 1)
     return data.select(order[apart:]), data.select(order[:apart])
+
+
+def drawn(data: Samples, count: int, rng: torch.Generator) -> Samples:
+    """Return so many samples at random, in a random order; all, where there are no more."""
+    return data.select(torch.randperm(len(data), generator=rng)[:count])
+
+
+def set_apart(data: Samples, count: int, rng: torch.Generator) -> tuple[Samples, Samples]:
+    """Return so many samples, drawn at random, and before them the others, both in their order.
+
+    A single sample is not split: both are it.
+    """
+    if len(data) == 1:
+        return data, data
+    order = torch.randperm(len(data), generator=rng)
+    return data.select(order[count:].sort().values), data.select(order[:count].sort().values)

@@ -95,6 +95,12 @@ class Training:
         if self.augment is not None:
             check_augmentation(self.augment)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a step is the learning rate times the gradient and nothing else."""
+        other = self.momentum or self.weight_decay or self.clip is not None
+        return self.optimizer == "sgd" and not other
+
 
 def training_of(options: object, prefix: str, run: Training, **more: Any) -> Training:
     """Return how a method trains beside the run's own training, by its fields `PREFIX_lr`, `PREFIX_batch` and so on.

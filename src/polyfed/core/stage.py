@@ -279,6 +279,12 @@ def learning_rate(training: Training, round: int, epoch: int, rounds: int = 0) -
     return rate
 
 
+def learning_rates(stage: Stage, trained: Trained, training: Training, round: int, rounds: int = 0) -> list[float]:
+    """Return the learning rate of every step that a finished stage took, by the run's training."""
+    epochs, steps = stage.epochs or training.epochs, trained.steps
+    return [learning_rate(training, round, number * epochs // steps, rounds) for number in range(steps)]
+
+
 def turns_by_epoch(stage: Stage, training: Training) -> Iterator[Stage]:
     """Yield stages of one update and one epoch each, for updates that take turns every epoch instead of every batch.
 

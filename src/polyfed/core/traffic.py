@@ -21,7 +21,7 @@ from polyfed.core.message import Message, State
 
 if TYPE_CHECKING:
     from polyfed.core.method import Method, Step
-    from polyfed.core.party import Blueprint, Context
+    from polyfed.core.party import Blueprint, ClientInfo, Context
     from polyfed.core.samples import Samples
 
 
@@ -46,9 +46,26 @@ class Told:
     public: Samples | None
 
     @property
+    def info(self) -> ClientInfo:
+        """What the server knows about the client."""
+        return self.ctx.infos[self.client]
+
+    @property
     def blueprint(self) -> Blueprint:
         """The client's architecture."""
-        return self.ctx.blueprints[self.ctx.infos[self.client].architecture]
+        return self.ctx.blueprints[self.info.architecture]
+
+    @property
+    def level(self) -> Blueprint:
+        """What the client holds in this round, in methods that redraw it (`level_of`)."""
+        found: Blueprint = self.method.level_of(self.info, self.ctx)
+        return found
+
+    @property
+    def others(self) -> list[Blueprint]:
+        """The architectures of all other clients."""
+        infos = self.ctx.infos.values()
+        return [self.ctx.blueprints[info.architecture] for info in infos if info.id != self.client]
 
 
 class Symbol(NamedTuple):
@@ -66,6 +83,28 @@ def floats(state: Mapping[str, Any], prefix: str = "") -> int:
 def model_size(model: str, meaning: str, prefix: str = "") -> Symbol:
     """Return the symbol for the size of a client's side model, or of a part of it; 0 where it has none."""
     return Symbol(meaning, lambda told: floats(told.models.get(model, {}), prefix))
+
+
+def factor_size(model: str) -> Symbol:
+    """Return the symbol for the numbers of a side model's change in low-rank factors (`ops/lowrank.py`), 0 of none."""
+
+    def numbers(told: Told) -> int:
+        if not told.message.data:
+            return 0
+        ranks = iter(told.message.data["ranks"].tolist())
+        shapes = [tensor.shape for _, tensor in sorted(told.models[model].items()) if tensor.is_floating_point()]
+        return sum(next(ranks) * (s[0] + s[1:].numel() + 1) if len(s) > 1 else s.numel() for s in shapes)
+
+    return Symbol("r(m + n + 1) for each matrix of m x n numbers and rank r, and all numbers of the vectors", numbers)
+
+
+def matrix_count(model: str) -> Symbol:
+    """Return the symbol for the matrices of a side model whose change is told in low-rank factors, 0 of none."""
+
+    def matrices(told: Told) -> int:
+        return sum(tensor.dim() > 1 for tensor in told.models[model].values()) if told.message.data else 0
+
+    return Symbol(f"matrices of the {model}", matrices)
 
 
 def trained_size(blueprint: Blueprint) -> int:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from torch import Tensor, nn
 
 from polyfed.core.message import Message
 from polyfed.core.party import Context, load_state
 from polyfed.core.passes import logits_of
-from polyfed.core.samples import Samples
+from polyfed.core.samples import Samples, unlabeled
 from polyfed.core.statistics import collect_statistics
 from polyfed.ops.aggregate import plain_mean
 
@@ -62,6 +62,11 @@ def uploaded_logits(replies: Mapping[int, Message], data: Samples, ctx: Context)
     for client, reply in replies.items():
         given = reply.data.get("logits")
         yield given if given is not None else logits_of(uploaded_network(client, reply, data, ctx), data)
+
+
+def ensemble_logits(networks: Iterable[nn.Module], inputs: Tensor) -> Tensor:
+    """Return the mean logits of some networks on inputs as they see them, in prediction mode."""
+    return plain_mean(logits_of(network, unlabeled(inputs)) for network in networks)
 
 
 def logits_by_architecture(replies: Mapping[int, Message], data: Samples, ctx: Context) -> dict[str, Tensor]:

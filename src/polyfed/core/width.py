@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from polyfed.core.errors import InputError
+from polyfed.core.stage import Aux, Grads
 
 Shapes = Mapping[str, tuple[int, ...]]
 Axis = tuple[str, int] | None
@@ -135,6 +136,11 @@ def corner_of(state: Mapping[str, Tensor], shapes: Shapes) -> dict[str, Tensor]:
     for name, tensor in held.items():
         tensor[_corner(shapes[name])] = 1
     return held
+
+
+def inside(grads: tuple[Grads, ...], aux: Aux) -> Grads:
+    """Return the gradient of the entries that a stage's `aux["held"]` has ones for (see `corner_of`)."""
+    return {"main": {name: gradient * aux["held"][name] for name, gradient in grads[0]["main"].items()}}
 
 
 def _corner(shape: Sequence[int]) -> tuple[slice, ...]:

@@ -15,6 +15,8 @@ from polyfed.core.message import Message, State
 from polyfed.core.party import Context, Party
 from polyfed.core.passes import logits_of
 from polyfed.core.samples import Samples
+from polyfed.core.stage import Aux, Batch
+from polyfed.core.traffic import Symbol, Told, buffer_size, trained_size
 from polyfed.fusion.networks import Several
 from polyfed.models import build, with_feature_dim
 
@@ -107,6 +109,27 @@ def networks_message(states: Mapping[int, State], ctx: Context) -> Message:
     names = BETWEEN.join(ctx.infos[client].architecture for client in states)
     params = {str(client): dict(state) for client, state in states.items()}
     return Message(params=params, meta={"architectures": names} if states else {})
+
+
+def numbers_of_others(told: Told) -> int:
+    """Return how many numbers the message with all other clients' networks has."""
+    return sum(map(trained_size, told.others)) + sum(map(buffer_size, told.others))
+
+
+def letters_of_others(told: Told) -> int:
+    """Return how many letters the names in it have, with those between them."""
+    return len(BETWEEN.join(architecture.name for architecture in told.others))
+
+
+OTHERS = {  # what `networks_message` costs, with the networks of all other clients: 4*O + A
+    "O": Symbol("numbers of all other clients' networks", numbers_of_others),
+    "A": Symbol("letters of the names of their architectures", letters_of_others),
+}
+
+
+def combined_loss(nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
+    """Return the task's loss of a combiner's scores; the inputs are logits of all networks."""
+    return batch.loss(nets["combiner"](batch.x))
 
 
 def logits_of_everybody(client: Party, data: Samples, ctx: Context) -> Tensor:

@@ -126,8 +126,7 @@ class AMS(OneShot):
         message = super().upload(client, ctx)
         message.meta["samples"] = len(client.train)
         if self.normalize == "temperature":
-            held = client.data.validation
-            known = held if held is not None and len(held) else client.train
+            known = client.calibration
             message.meta["temperature"] = fit_temperature(logits_of(client.main, known), known.labels().to(ctx.device))
         return message
 

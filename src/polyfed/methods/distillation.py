@@ -86,16 +86,21 @@ class EnsembleDistillation(FedAvg):
         """Only on the user's word."""
         return self.select_on == "test"
 
+    def uses_public_labels(self) -> dict[str, str]:
+        """Return which options, as they are, use labels of the public data, and what to take without labels."""
+        return {"select_on='public'": "none"} if self.select_on == "public" else {}
+
     def outputs(self, private_classes: int, public_classes: int | None) -> int:
-        """As many as private classes; public labels can be used to choose only if they are of these."""
-        if self.select_on == "public" and public_classes is not None:
-            raise InputError(f"{self.name}: select_on='public' needs public data with the clients' own classes.")
+        """As many as private classes; public labels can be used only if they are of these."""
+        for option in self.uses_public_labels() if public_classes is not None else ():
+            raise InputError(f"{self.name}: {option} needs public data with the clients' own classes.")
         return private_classes
 
     def setup_server(self, server: Party, infos: Mapping[int, ClientInfo], ctx: Context) -> None:
-        """Check that there is something to choose by, where that is asked for."""
-        if self.select_on == "public" and bool((server.public.labels() < 0).any()):
-            raise InputError(f"{self.name}: select_on='public' needs labels of the public data: use 'none'.")
+        """Check that there are the labels that are asked for."""
+        for option, other in self.uses_public_labels().items():
+            if bool((server.public.labels() < 0).any()):
+                raise InputError(f"{self.name}: {option} needs labels of the public data: use '{other}'.")
         if self.select_on == "test" and server.data.validation is None:
             raise InputError(f"{self.name}: select_on='test' needs a test set at the server, and there is none.")
         super().setup_server(server, infos, ctx)

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from polyfed.core.errors import PolyfedError
 from polyfed.core.fields import NotNegative
 from polyfed.core.message import Message, State
 from polyfed.core.method import Combination, Local, Method, Plan, Step
@@ -110,6 +111,14 @@ class OneShot(Method):
         """Return an uploaded network with its frozen parameters, which stayed as they were in the initial state."""
         blueprint = ctx.blueprints[ctx.infos[client].architecture]
         return {**{n: blueprint.initial[n].to(ctx.device) for n in blueprint.frozen}, **reply.params.get("main", {})}
+
+    def check_complete(self, replies: Mapping[int, Message], ctx: Context) -> None:
+        """Refuse to go on without somebody's network, in methods that have a place for each."""
+        missing = [str(info) for client, info in ctx.infos.items() if client not in replies]
+        if missing:
+            raise PolyfedError(
+                f"{self.name} needs the network of {missing[0]}, which did not come: start again with it."
+            )
 
     def held(self, server: Party) -> list[int]:
         """Return the clients whose networks the server holds, in ascending order (a checkpoint sorts them as words)."""

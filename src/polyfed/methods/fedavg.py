@@ -111,6 +111,11 @@ class FedAvg(Method):
         )
         return slots
 
+    def parameter_slots(self, info: ClientInfo, ctx: Context) -> IndexMap:
+        """Return the places of a client's parameters alone: buffers have no gradient."""
+        blueprint = ctx.blueprints[info.architecture]
+        return {name: slot for name, slot in self.slots_of(blueprint, ctx).items() if name not in blueprint.buffers}
+
     def held(self, server: Party, blueprint: Blueprint, ctx: Context) -> State:
         """Return an architecture's part of the shared tensors, as a view: what is written there is shared."""
         slots = self.slots_of(blueprint, ctx).items()
@@ -154,6 +159,10 @@ class FedAvg(Method):
         """Train, then return the tensors that were received."""
         stage = self.stage(client, ctx)
         yield replace(stage, epochs=self.pretrain_epochs) if step.name == PRETRAIN.name else stage
+        return self.reply(client)
+
+    def reply(self, client: Party) -> Message:
+        """Return what a client tells after its training: the tensors that it shares, and how many samples it has."""
         return Message(params={"main": self.shared(client)}, meta={"samples": len(client.train)})
 
     def shared(self, client: Party) -> State:

@@ -40,6 +40,7 @@ from polyfed.core.uploads import uploaded_network
 from polyfed.core.views import contains, largest_first
 from polyfed.methods.feature_teaching import FeatureTeaching, answers
 from polyfed.methods.heterofl import HeteroFL
+from polyfed.ops.aggregate import part_of
 
 
 @dataclass(frozen=True)
@@ -118,8 +119,7 @@ class FedFD(FeatureTeaching, HeteroFL):
         assert architecture is not None  # that of the network just distilled into
         own, slots = state_of(server.main), self.all_slots(architecture, ctx)
         for name, slot in slots.items():
-            held = server.state[slot.key]
-            (held if slot.part is None else held[slot.part]).copy_(own[name])
+            part_of(server.state[slot.key], slot).copy_(own[name])
 
     def lesson(self, server: Party, client: int, reply: Message, ctx: Context) -> dict[str, Tensor]:
         """Return what an uploaded network says on U (the upload itself, not a slice of the new average)."""

@@ -25,14 +25,13 @@ import torch
 from torch import nn
 
 from polyfed.core.fields import AtLeastOne, Count, Positive
-from polyfed.core.heads import head_loss, head_misfit, linear_head, train_head
+from polyfed.core.heads import head_misfit, head_stage, linear_head, train_head
 from polyfed.core.message import Message
 from polyfed.core.method import Combination, Local, Method, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, load_state
 from polyfed.core.privacy import Releases
 from polyfed.core.prototypes import class_means
 from polyfed.core.samples import Samples
-from polyfed.core.settings import training_of
 from polyfed.core.stage import Stage
 from polyfed.core.traffic import Traffic
 from polyfed.core.views import largest_first
@@ -97,8 +96,7 @@ class FedGH(Method):
             return
         prototypes = torch.cat([reply.data["prototypes"] for reply in replies.values()])
         labels = torch.cat([reply.data["classes"].long() for reply in replies.values()])
-        training = training_of(self, "server", ctx.training)
-        stage = Stage(head_loss, data=Samples(prototypes, labels), epochs=self.server_epochs, training=training)
+        stage = head_stage(self, "server", Samples(prototypes, labels), ctx)
         train_head(server.tensors("head"), stage, ctx, "head")
 
     def beyond_training(self) -> str | None:

@@ -85,9 +85,7 @@ class FedTGP(FedProto):
 
     def setup_server(self, server: Party, infos: Mapping[int, ClientInfo], ctx: Context) -> None:
         """Build the network T."""
-        size = next(iter(ctx.blueprints.values())).feature_dim
-        assert size is not None  # one of the needs
-        build = partial(TrainablePrototypes, ctx.num_classes, size)
+        build = partial(TrainablePrototypes, ctx.num_classes, ctx.feature_dim)
         server.models["prototypes"] = ctx.initialized("prototypes", build)
 
     def margin(self, replies: Mapping[int, Message], ctx: Context) -> Tensor:

@@ -26,9 +26,9 @@ from torch import Tensor
 
 from polyfed.core.errors import InputError
 from polyfed.core.fields import Positive, SomeShare
-from polyfed.core.message import Message
+from polyfed.core.message import Message, State
 from polyfed.core.method import Local, Plan, Step, unchanged
-from polyfed.core.party import Blueprint, ClientInfo, Context, Party, is_running_statistic, load_state
+from polyfed.core.party import Blueprint, ClientInfo, Context, Party, fill, is_running_statistic, load_state
 from polyfed.core.places import Place
 from polyfed.core.stage import Aux, Batch, Stage
 from polyfed.core.statistics import collect_statistics
@@ -145,6 +145,10 @@ class HeteroFL(FedAvg):
         statistics = blueprint.running_statistics() if self.static_bn else frozenset()
         return self.slots_of(blueprint, ctx) | {name: Slot(f"{blueprint.name}::{name}") for name in statistics}
 
+    def own_statistics(self, server: Party, blueprint: Blueprint) -> State:
+        """Return the statistics that are kept for one width."""
+        return {name: server.state[f"{blueprint.name}::{name}"] for name in blueprint.running_statistics()}
+
     def level_of(self, info: ClientInfo, ctx: Context) -> Blueprint:
         """Return the width that a client holds; methods that redraw it say so here."""
         return ctx.blueprints[info.architecture]
@@ -200,8 +204,7 @@ class HeteroFL(FedAvg):
                 load_state(model, extract(server.state, {n: s for n, s in slots.items() if n not in statistics}))
                 collect_statistics(model, server.public, ctx.training.batch_size)
                 own = model.state_dict()
-                for name in statistics:
-                    server.state[slots[name].key].copy_(own[name])
+                fill(self.own_statistics(server, blueprint), {name: own[name] for name in statistics})
         self.refresh(server, ctx)
 
     def part(self, server: Party, client: int, reply: Message, ctx: Context) -> Part:

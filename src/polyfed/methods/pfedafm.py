@@ -72,9 +72,7 @@ class PFedAFM(Proxies):
 
     def build_proxy(self, ctx: Context) -> nn.Module:
         """Build the common extractor: a model that ends at its features."""
-        features = next(iter(ctx.blueprints.values())).feature_dim
-        assert features is not None, "a need of this method"
-        model = with_feature_dim(build(self.proxy, ctx.input_shape, ctx.num_classes), features)
+        model = with_feature_dim(build(self.proxy, ctx.input_shape, ctx.num_classes), ctx.feature_dim)
         model.head = nn.Identity()
         return model
 

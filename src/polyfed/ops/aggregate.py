@@ -38,9 +38,14 @@ class Part(NamedTuple):
     weight: float
 
 
+def part_of(whole: Tensor, slot: Slot) -> Tensor:
+    """Return the part of a tensor that a slot names: a view, unless its index is a list of places."""
+    return whole if slot.part is None else whole[slot.part]
+
+
 def extract(state: Mapping[str, Tensor], slots: IndexMap) -> dict[str, Tensor]:
     """Return the client's tensors, cut from the server's state (views where possible)."""
-    return {name: state[slot.key] if slot.part is None else state[slot.key][slot.part] for name, slot in slots.items()}
+    return {name: part_of(state[slot.key], slot) for name, slot in slots.items()}
 
 
 @torch.no_grad()

@@ -11,9 +11,14 @@ import torch
 from torch import Tensor
 
 
+def share_of(number: int, size: float) -> int:
+    """Return how many of some weights a share of them is, floor(r·n), at least one."""
+    return max(1, int(size * number + 1e-9))
+
+
 def largest(weights: Tensor, size: float) -> tuple[Tensor, Tensor]:
     """Return which weights are the floor(r·n) largest (of equal ones the first), and the magnitude of the smallest."""
-    count = max(1, int(size * len(weights) + 1e-9))
+    count = share_of(len(weights), size)
     if count == len(weights):
         return torch.ones_like(weights, dtype=torch.bool), weights.new_zeros(())
     order = weights.abs().argsort(descending=True, stable=True)[:count]
@@ -61,6 +66,11 @@ class Weights(NamedTuple):
     def lengths(self) -> list[int]:
         """How many numbers each tensor has."""
         return [prod(self.shapes[name]) for name in self.names]
+
+    @property
+    def group_lengths(self) -> list[int]:
+        """How many numbers each group has."""
+        return [sum(prod(self.shapes[name]) for name in names) for names in self.groups]
 
     def split(self, values: Tensor) -> dict[str, Tensor]:
         """Return a long list as tensors again."""

@@ -12,6 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from polyfed.ops.selection import fit_temperature
+
 
 def ranked_scores(
     logits: Tensor, temperature: Tensor | float, lam: Tensor | float, k_reg: int, u: Tensor | float
@@ -40,6 +42,15 @@ def label_scores(
 def threshold(scores: Tensor, alpha: float) -> Tensor:
     """Return the (1 - alpha) quantile Q, taken high: at least a share 1 - alpha of the scores is not above it."""
     return torch.quantile(scores, 1 - alpha, interpolation="higher")
+
+
+def calibrate(
+    logits: Tensor, labels: Tensor, alpha: float, lam: Tensor | float, k_reg: int, u: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the temperature that fits a network's answers best, and the quantile Q of its true labels' scores."""
+    labels = labels.to(logits.device)
+    temperature = torch.tensor(fit_temperature(logits, labels), dtype=logits.dtype, device=logits.device)
+    return temperature, threshold(label_scores(logits, labels, temperature, lam, k_reg, u), alpha)
 
 
 def prediction_sets(

@@ -72,6 +72,11 @@ def packed_change(change: Mapping[str, Tensor], energy: float) -> dict[str, Tens
     return {"change": values, "ranks": ranks}
 
 
+def packed_difference(new: Mapping[str, Tensor], old: Mapping[str, Tensor], energy: float) -> dict[str, Tensor]:
+    """Return the change from one state to another as it travels."""
+    return packed_change({name: new[name] - old[name] for name in new}, energy)
+
+
 def unpacked_change(packed: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a change that travelled: names and shapes are those of `like`."""
     return unpack(packed["change"], packed["ranks"], like)
