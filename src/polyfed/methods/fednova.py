@@ -35,7 +35,7 @@ from polyfed.core.fields import NotNegative, PartShare
 from polyfed.core.message import Message
 from polyfed.core.method import Combination, Local, Step
 from polyfed.core.party import ClientInfo, Context, Party
-from polyfed.core.stage import learning_rate
+from polyfed.core.stage import learning_rates
 from polyfed.core.traffic import Traffic
 from polyfed.methods.fedavg import WEIGHTS, FedAvg
 from polyfed.methods.fedprox import FedProx
@@ -52,13 +52,10 @@ class FedNova(FedProx):
         Server momentum: u <- gmf·u + (the change of Eq. 1), w <- w + u; 0: none.
     mu
         Weight of FedProx's penalty; 0: none.
-    straggler_share
-        Share of the participants that do only U{1..E} epochs; 0: everybody does all.
     """
 
     name: ClassVar[str] = "fednova"
     paper: ClassVar[str] = "Wang et al. 2020"
-    family: ClassVar[str] = "weights"
     sends: ClassVar[str] = "model weights, the number of samples and of effective local steps"
     combines: ClassVar[Mapping[str, Combination]] = {"params/main": "apart"}  # changes are divided by steps first
     traffic: ClassVar[Mapping[str, Traffic]] = {
@@ -96,9 +93,8 @@ class FedNova(FedProx):
             n, a = self.weight(reply), steps_told(reply) / unit
             tau = float(reply.meta["steps"]) / unit if self.mu else a
             mine = torch.tensor([n, n * tau, n / a], dtype=torch.float64)
-            for name, slot in self.slots(server, ctx.infos[client], ctx).items():
-                if name not in ctx.blueprints[ctx.infos[client].architecture].buffers:
-                    sums[slot.key] = sums.get(slot.key, 0) + mine
+            for slot in self.parameter_slots(ctx.infos[client], ctx).values():
+                sums[slot.key] = sums.get(slot.key, 0) + mine
         start = {key: server.state[key].clone() for key in sums}
         scatter_mean(server.state, self.parts(server, replies, unit, ctx))
         momentum = server.memory["momentum"]
@@ -128,12 +124,10 @@ class FedNova(FedProx):
             return (yield from super().local(client, step, ctx))
         stage = self.stage(client, ctx)
         trained = yield stage
-        epochs = stage.epochs or ctx.training.epochs
-        places = [number * epochs // trained.steps for number in range(trained.steps)]  # the epoch of every step
-        rates = [learning_rate(ctx.training, ctx.round, epoch, ctx.rounds) for epoch in places]
-        plain = ctx.training.optimizer != "sgd"
-        a = effective_steps(rates, 0.0 if plain else ctx.training.momentum, 0.0 if plain else self.mu)
-        reply = Message(params={"main": self.shared(client)}, meta={"samples": len(client.train), "effective": a})
+        rates = learning_rates(stage, trained, ctx.training, ctx.round, ctx.rounds)
+        momentum, mu = (ctx.training.momentum, self.mu) if ctx.training.optimizer == "sgd" else (0.0, 0.0)
+        reply = self.reply(client)
+        reply.meta["effective"] = effective_steps(rates, momentum, mu)
         if self.mu:
             reply.meta["steps"] = trained.steps
         return reply

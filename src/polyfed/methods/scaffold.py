@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from polyfed.core.errors import InputError
 from polyfed.core.fields import NotNegative
@@ -28,11 +27,10 @@ from polyfed.core.looking import gradients_at_rest
 from polyfed.core.message import Message, State, grouped
 from polyfed.core.method import Combination, Local, Step
 from polyfed.core.party import ClientInfo, Context, Party, remembered
-from polyfed.core.settings import Training
 from polyfed.core.stage import Aux, Grads, Stage
 from polyfed.core.traffic import Traffic
 from polyfed.methods.fedavg import WEIGHTS, FedAvg
-from polyfed.ops.aggregate import IndexMap, Slot, extract, part_way
+from polyfed.ops.aggregate import extract, part_of, part_way
 
 
 @dataclass(frozen=True)
@@ -69,28 +67,23 @@ class Scaffold(FedAvg):
     def setup_server(self, server: Party, infos: Mapping[int, ClientInfo], ctx: Context) -> None:
         """Start from c = 0, and count the owners of every entry."""
         super().setup_server(server, infos, ctx)
-        if self.option == "II" and not is_plain(ctx.training):
+        if self.option == "II" and not ctx.training.is_plain:
             raise InputError(
                 f"{self.name}: option 'II' needs SGD without momentum, decay and clipping: use 'gradient'."
             )
         owners: State = {}
         for info in infos.values():
-            for slot in self.controlled(info, ctx).values():
+            for slot in self.parameter_slots(info, ctx).values():
                 count = owners.setdefault(slot.key, torch.zeros_like(server.state[slot.key]))
-                place(count, slot).add_(1)
+                part_of(count, slot).add_(1)
         server.memory["owners"] = owners
         server.memory["control"] = {key: torch.zeros_like(server.state[key]) for key in owners}
-
-    def controlled(self, info: ClientInfo, ctx: Context) -> IndexMap:
-        """Return the places of a client's parameters: buffers have no gradient."""
-        blueprint = ctx.blueprints[info.architecture]
-        return {n: slot for n, slot in self.slots_of(blueprint, ctx).items() if n not in blueprint.buffers}
 
     def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
         """Send w and c."""
         message = super().send(server, info, step, ctx)
         if step.name == "main":
-            message.data |= grouped("control", extract(server.memory["control"], self.controlled(info, ctx)))
+            message.data |= grouped("control", extract(server.memory["control"], self.parameter_slots(info, ctx)))
         return message
 
     @torch.no_grad()
@@ -101,11 +94,11 @@ class Scaffold(FedAvg):
         self.refresh(server, ctx)
         control, owners = server.memory["control"], server.memory["owners"]
         for client, reply in replies.items():
-            slots = self.controlled(ctx.infos[client], ctx)
+            slots = self.parameter_slots(ctx.infos[client], ctx)
             for name, change in reply.group("control").items():
-                slot = slots[name]
-                held = place(control[slot.key], slot)
-                held += change.to(held) / place(owners[slot.key], slot)
+                slot = slots[name]  # whole, or a slice: its part of c is a view
+                held = part_of(control[slot.key], slot)
+                held += change.to(held) / part_of(owners[slot.key], slot)
 
     # --- client ---
 
@@ -116,7 +109,7 @@ class Scaffold(FedAvg):
         c = {name: tensor.to(ctx.device) for name, tensor in client.inbox.group("control").items()}
         mine = remembered(client, "control", c)
         w = {name: client.inbox.params["main"][name].to(ctx.device) for name in c}
-        option = self.option if self.option != "auto" else "II" if is_plain(ctx.training) else "gradient"
+        option = self.option if self.option != "auto" else "II" if ctx.training.is_plain else "gradient"
         looked = (yield gradients_at_rest(self.loss, ctx.training)) if option == "I" else None
         trained = yield Stage(
             self.loss,
@@ -132,22 +125,11 @@ class Scaffold(FedAvg):
             renewed = {n: source.gradients["main"][n] / source.steps for n in c}
         client.memory["control"] = renewed
         change = {n: renewed[n] - mine[n] for n in c}
-        reply = Message(params={"main": self.shared(client)}, meta={"samples": len(client.train)})
+        reply = self.reply(client)
         reply.data |= grouped("control", change)
         return reply
-
-
-def place(whole: Tensor, slot: Slot) -> Tensor:
-    """Return the part of a tensor that a slot names, as a view: slots of this method are whole, or slices."""
-    return whole if slot.part is None else whole[slot.part]
 
 
 def corrected(grads: tuple[Grads, ...], aux: Aux) -> Grads:
     """Return g - c_k + c."""
     return {"main": {name: g + aux["correction"][name] for name, g in grads[0]["main"].items()}}
-
-
-def is_plain(training: Training) -> bool:
-    """Tell whether a step is lr times the gradient and nothing else."""
-    other = training.momentum or training.weight_decay or training.clip is not None
-    return training.optimizer == "sgd" and not other
