@@ -11,8 +11,9 @@ from polyfed.core.message import Message
 from polyfed.core.method import Step
 from polyfed.core.settings import Training
 from polyfed.core.statistics import collect_statistics
+from polyfed.core.width import inside
 from polyfed.methods.heterofl import STATISTICS, HeteroFL
-from polyfed.methods.heterofl_dynamic import HeteroFLDynamic, inside
+from polyfed.methods.heterofl_dynamic import HeteroFLDynamic
 from polyfed.models import build
 
 MAIN = Step()
@@ -169,8 +170,8 @@ def test_clients_of_unlike_levels_are_stacked_with_their_own_scalers(model):
         ({"mix": "b1-c1"}, "needs level a"),
         ({"mix": "a-z"}, "'z' in the mix"),
         ({"mix": "a-f"}, "a to e"),
-        ({"statistics": "public"}, "statistics='clients'"),
-        ({"view": "full"}, "view='prefix'"),
+        ({"statistics": "public"}, "statistics must stay 'clients'"),
+        ({"view": "full"}, "view must stay 'prefix'"),
     ],
 )
 def test_values_that_make_no_sense_are_refused(options, words):

@@ -9,11 +9,12 @@ from tests.contract.table import synthetic
 
 import polyfed as pf
 from polyfed.api import prepare
+from polyfed.core.depth import top_names
 from polyfed.core.errors import InputError
 from polyfed.core.message import Message
 from polyfed.core.settings import Settings
 from polyfed.methods.fedavg import FedAvg
-from polyfed.methods.inclusivefl import InclusiveFL, donors_of, top_names
+from polyfed.methods.inclusivefl import InclusiveFL, donors_of
 from polyfed.models import build
 
 SIZES = ["mlp:2x8", "mlp:3x8", "mlp:4x8"]  # one, two and three blocks in the stack `layers`

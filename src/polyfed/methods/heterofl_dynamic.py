@@ -8,7 +8,6 @@ zeros elsewhere, which computes exactly what the slice computes: every entry out
 since what comes in, what goes out and the norms are all zero there.
 
 Deviations:
-    The level follows from (seed, round, client): nobody has to be told.
     A client is measured at its level of the round. Static BatchNorm statistics are collected for each level by the
     clients that have it in this round: those of the global network are of the last round in which somebody held a.
     Clients compute with the whole network, mostly zeros: bytes are saved here, not time.
@@ -28,25 +27,14 @@ from polyfed.core.errors import InputError
 from polyfed.core.message import Message, State
 from polyfed.core.method import Combination, Local, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party
-from polyfed.core.stage import Aux, Batch, Grads, Stage
-from polyfed.core.traffic import Symbol, Told, Traffic, buffer_size, trained_size
+from polyfed.core.stage import Aux, Batch, Stage
+from polyfed.core.traffic import Symbol, Traffic, buffer_size, trained_size
 from polyfed.core.views import at_rate, name_at
-from polyfed.core.width import Shapes, corner_of, cut, put, shapes_at
+from polyfed.core.width import Shapes, corner_of, cut, inside, put, shapes_at
 from polyfed.methods.heterofl import STATISTICS, HeteroFL
 from polyfed.models.width import at_level, rates
 
 SLICE, STATES = "slice", "statistics"  # what travels under these names is narrower than the client's network
-
-
-def inside(grads: tuple[Grads, ...], aux: Aux) -> Grads:
-    """Return the gradient of the entries that the client holds."""
-    return {"main": {name: gradient * aux["held"][name] for name, gradient in grads[0]["main"].items()}}
-
-
-def level(told: Told) -> Blueprint:
-    """Return the level of a message's client."""
-    found: Blueprint = told.method.level_of(told.ctx.infos[told.client], told.ctx)
-    return found
 
 
 @dataclass(frozen=True)
@@ -64,7 +52,6 @@ class HeteroFLDynamic(HeteroFL):
     """
 
     name: ClassVar[str] = "heterofl_dynamic"
-    family: ClassVar[str] = "width"
     shares: ClassVar[frozenset[str]] = frozenset({"main", SLICE, STATES})
     combines: ClassVar[Mapping[str, Combination]] = {f"params/{SLICE}": "mean", f"params/{STATES}": "mean"}
     traffic: ClassVar[Mapping[str, Traffic]] = {
@@ -72,8 +59,8 @@ class HeteroFLDynamic(HeteroFL):
         "statistics": Traffic("[B_r > 0]*4*(P_r + B_r)", "[B_r > 0]*(4*B_r + 8)"),
     }
     symbols: ClassVar[Mapping[str, Symbol]] = {
-        "P_r": Symbol("trained parameters of the client's level in the round", lambda told: trained_size(level(told))),
-        "B_r": Symbol("its float buffers", lambda told: buffer_size(level(told))),
+        "P_r": Symbol("trained parameters of the client's level in the round", lambda told: trained_size(told.level)),
+        "B_r": Symbol("its float buffers", lambda told: buffer_size(told.level)),
     }
 
     mix: str = "a1-b1-c1-d1-e1"
@@ -84,17 +71,14 @@ class HeteroFLDynamic(HeteroFL):
         super().check()
         if max(rates(self.mix, self.decay)) < 1:
             raise InputError(f"{self.name}: the mix '{self.mix}' needs level a, the clients' network: add a1.")
-        if self.view != "prefix" or self.statistics != "clients" or self.measure != "slice":
-            raise InputError(
-                f"{self.name}: view='prefix', statistics='clients' and measure='slice' are fixed: use 'heterofl'."
-            )
+        self.must_stay("other values are for 'heterofl'", view="prefix", statistics="clients", measure="slice")
 
     def requirements(self) -> frozenset[str]:
         """As HeteroFL, with one network for all."""
         return super().requirements() | {"same_arch"}
 
     def level(self, client: int, ctx: Context) -> float:
-        """Return a client's level r(t, k) of this round."""
+        """Return a client's level r(t, k) of this round: it follows from the seed, so that nobody has to be told."""
         choices = rates(self.mix, self.decay)
         return choices[int(torch.randint(len(choices), (), generator=ctx.rng("level", client)))]
 
@@ -113,21 +97,15 @@ class HeteroFLDynamic(HeteroFL):
 
     def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
         """Send the slice of the client's level under a name of its own; for statistics, also their places."""
-        message = super().send(server, info, step, ctx)
-        if not message.params:
-            return message
-        message.params[SLICE] = message.params.pop("main")
-        if step.name == STATISTICS.name:
-            level = self.level_of(info, ctx)
-            slots = self.all_slots(level, ctx)
-            message.params[STATES] = {name: server.state[slots[name].key] for name in level.running_statistics()}
+        message = super().send(server, info, step, ctx).renamed("main", SLICE)
+        if message.params and step.name == STATISTICS.name:
+            message.params[STATES] = self.own_statistics(server, self.level_of(info, ctx))
         return message
 
     def fuse(self, server: Party, replies: Mapping[int, Message], step: Step, ctx: Context) -> None:
         """As HeteroFL, with the slices of this round's levels."""
         name = STATES if step.name == STATISTICS.name else SLICE
-        whole = {c: Message({"main": r.params[name]} if r.params else {}, r.data, r.meta) for c, r in replies.items()}
-        super().fuse(server, whole, step, ctx)
+        super().fuse(server, {client: r.renamed(name, "main") for client, r in replies.items()}, step, ctx)
 
     # --- client ---
 

@@ -22,7 +22,7 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -30,7 +30,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from polyfed.core.depth import place_of, stacks_of
+from polyfed.core.depth import place_of, stacks_of, top_names
 from polyfed.core.errors import InputError
 from polyfed.core.fields import Share
 from polyfed.core.message import Message, State
@@ -69,14 +69,11 @@ class InclusiveFL(FedAvg):
 
     def check(self) -> None:
         """Refuse a view, and a top block that is both shared and its size's own."""
-        if self.view != "auto":
-            raise InputError(f"{self.name}: view must stay 'auto': layers are shared but for top blocks.")
+        self.must_stay("layers are shared but for top blocks", view="auto")
         if self.share_top and self.beta:
             raise InputError(f"{self.name}: share_top needs beta=0: a shared top block stands for no other blocks.")
 
-    def misfit(
-        self, infos: Sequence[ClientInfo], blueprints: Mapping[str, Blueprint], input_shape: tuple[int, ...]
-    ) -> str | None:
+    def misfit(self, infos: Sequence[ClientInfo], blueprints: Blueprints, input_shape: tuple[int, ...]) -> str | None:
         """Return what to do when no size has blocks in the place of a smaller one's top block: it would be FedAvg."""
         problem = super().misfit(infos, blueprints, input_shape)
         if problem or not self.beta or len(blueprints) < 2:
@@ -133,17 +130,6 @@ class BySize(OwnedBut):
         """Return the names of what a size has of its own."""
         own = set() if self.share_top else set(top_names(blueprint, blueprints))
         return own if self.share_head else own | {name for name in blueprint.shapes if name.split(".")[0] == "head"}
-
-
-def top_names(blueprint: Blueprint, blueprints: Blueprints) -> Iterator[str]:
-    """Yield the tensors of the last block of every stack, if it is of the kind of the deepest network's last one."""
-    for stack, blocks in stacks_of(blueprint.shapes).items():
-        deepest = max(blueprints.values(), key=lambda b: len(stacks_of(b.shapes).get(stack, {})))
-        theirs = stacks_of(deepest.shapes)[stack]
-        top, last = blocks[max(blocks)], theirs[max(theirs)]
-        alike = {n: blueprint.shapes[m] for n, m in top.items()} == {n: deepest.shapes[m] for n, m in last.items()}
-        if alike and len(theirs) > 1:
-            yield from top.values()
 
 
 def donors_of(small: Blueprint, large: Blueprint, blueprints: Blueprints) -> dict[str, list[str]]:

@@ -27,7 +27,6 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from polyfed.core.errors import InputError
 from polyfed.core.fields import SomeShare
 from polyfed.core.message import Message
 from polyfed.core.method import Step
@@ -76,19 +75,15 @@ class MSFKD(FedDFHetero):
     selector: Literal["entropy", "margin", "label"] = "entropy"
     adapt: bool = True
 
-    def outputs(self, private_classes: int, public_classes: int | None) -> int:
-        """As many as private classes; public labels can be used only if they are of these."""
-        if self.selector == "label" and public_classes is not None:
-            raise InputError(f"{self.name}: selector='label' needs public data with the clients' own classes.")
-        return super().outputs(private_classes, public_classes)
+    def uses_public_labels(self) -> dict[str, str]:
+        """Labels say which networks are right, with `selector="label"`."""
+        return super().uses_public_labels() | ({"selector='label'": "entropy"} if self.selector == "label" else {})
 
     # --- server ---
 
     def setup_server(self, server: Party, infos: Mapping[int, ClientInfo], ctx: Context) -> None:
         """Everybody starts with all epochs."""
         super().setup_server(server, infos, ctx)
-        if self.selector == "label" and bool((server.public.labels() < 0).any()):
-            raise InputError(f"{self.name}: selector='label' needs labels of the public data: use 'entropy'.")
         server.memory["epochs"], server.memory["few"] = {}, {}  # client -> E_k, and its rounds of few selections
 
     def fuse(self, server: Party, replies: Mapping[int, Message], step: Step, ctx: Context) -> None:
