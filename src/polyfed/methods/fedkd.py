@@ -11,10 +11,8 @@ Deviations:
     Mentor and mentee step in turn on each batch; the map W_h of hidden states steps with the mentee.
     The scale 1/c is a number to each loss (`detach_scale`); released code differentiates it too, lets each loss move
     both networks, and takes the divergence as a mean over classes, too (`distill_weight` = 1/C).
-    Released code multiplies U·s·V without a diagonal and never accepts the full rank: here the factors are those of the
-    decomposition.
+    Released code multiplies U·s·V without a diagonal and never accepts the full rank.
     Convolution kernels are matrices of their output channels. The ranks travel too, two bytes for each matrix.
-    A client that missed the last round gets the whole mentee, since it cannot apply a change to what it does not hold.
 """
 
 from __future__ import annotations
@@ -29,29 +27,16 @@ from torch.nn import functional as F
 from polyfed.core.fields import NotNegative, Positive, SomeShare
 from polyfed.core.message import Message
 from polyfed.core.method import Combination, Local, Step
+from polyfed.core.nets import features_and_logits
 from polyfed.core.party import ClientInfo, Context, Party, cloned, load_state, shared_state
 from polyfed.core.stage import Aux, Batch, Stage, Update
-from polyfed.core.traffic import Symbol, Told, Traffic
+from polyfed.core.traffic import Symbol, Traffic, factor_size, matrix_count
 from polyfed.methods.proxies import Proxies
 from polyfed.ops.aggregate import mean_state
 from polyfed.ops.distance import kl_divergence
-from polyfed.ops.lowrank import changed, packed_change, unpacked_change
+from polyfed.ops.lowrank import changed, packed_change, packed_difference, unpacked_change
 
 SMALLEST = 1e-8  # of the scale c: two perfect networks have nothing left to teach
-
-
-def factors(told: Told) -> int:
-    """Return how many numbers a packed change has, by the ranks of its matrices."""
-    if not told.message.data:
-        return 0
-    ranks = iter(told.message.data["ranks"].tolist())
-    shapes = [tensor.shape for _, tensor in sorted(told.models["proxy"].items()) if tensor.is_floating_point()]
-    return sum(next(ranks) * (s[0] + s[1:].numel() + 1) if len(s) > 1 else s.numel() for s in shapes)
-
-
-def matrices(told: Told) -> int:
-    """Return how many matrices a packed change has."""
-    return sum(tensor.dim() > 1 for tensor in told.models["proxy"].values()) if told.message.data else 0
 
 
 @dataclass(frozen=True)
@@ -69,8 +54,6 @@ class FedKD(Proxies):
         Take c, the sum of both cross-entropies that the teaching is divided by, for a number.
     proxy_lr
         Learning rate of the mentee and the map, 0.01 in released code (None: the run's).
-    proxy, weighting
-        The mentee g as a model string, and a client's weight in the mean.
     """
 
     name: ClassVar[str] = "fedkd"
@@ -79,12 +62,7 @@ class FedKD(Proxies):
     sends: ClassVar[str] = "the change of a small common model as low-rank factors"
     combines: ClassVar[Mapping[str, Combination]] = {}  # changes travel packed
     traffic: ClassVar[Mapping[str, Traffic]] = {"main": Traffic("4*R + 2*M", "4*R + 2*M + [weighting == 'samples']*8")}
-    symbols: ClassVar[Mapping[str, Symbol]] = {
-        "R": Symbol(
-            "r(m + n + 1) for each matrix of m x n numbers and rank r, and all numbers of the vectors", factors
-        ),
-        "M": Symbol("matrices of the small model", matrices),
-    }
+    symbols: ClassVar[Mapping[str, Symbol]] = {"R": factor_size("proxy"), "M": matrix_count("proxy")}
 
     e_0: SomeShare = 0.95
     e_1: SomeShare = 0.98
@@ -109,7 +87,7 @@ class FedKD(Proxies):
         server.memory["change"] = {"round": 0, "holders": list(infos), "packed": {}}
 
     def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
-        """Send the last change to those who hold what it applies to, the whole mentee to the others."""
+        """Send the last change to those who hold what it applies to, the whole mentee to those who missed a round."""
         change = server.memory["change"]
         if info.id in change["holders"] and ctx.round <= change["round"] + 1:  # later: a round without replies
             return Message(data=dict(change["packed"]))
@@ -151,19 +129,15 @@ class FedKD(Proxies):
         """Return a student's loss: its own cross-entropy, and what the other one teaches."""
         if not self.distill_weight and not self.hidden_weight:
             return F.cross_entropy(nets[student](batch.x), batch.y)
-        logits, hidden = {}, {}
-        for name in ("main", "proxy"):
-            if self.hidden_weight:
-                hidden[name] = nets[name].features(batch.x)
-                logits[name] = nets[name].head(hidden[name])
-            else:
-                logits[name] = nets[name](batch.x)
+        names = ("main", "proxy")
+        seen = {name: features_and_logits(nets[name], batch.x) for name in names} if self.hidden_weight else {}
+        logits = {name: seen[name][1] if seen else nets[name](batch.x) for name in names}
         losses = {name: F.cross_entropy(z, batch.y) for name, z in logits.items()}
         c = (losses["main"] + losses["proxy"]).clamp_min(SMALLEST)
         teacher = "proxy" if student == "main" else "main"
         teaching = self.distill_weight * kl_divergence(logits[student], logits[teacher])
-        if self.hidden_weight:
-            teaching = teaching + self.hidden_weight * F.mse_loss(nets["map"](hidden["proxy"]), hidden["main"])
+        if seen:
+            teaching = teaching + self.hidden_weight * F.mse_loss(nets["map"](seen["proxy"][0]), seen["main"][0])
         return losses[student] + teaching / (c.detach() if self.detach_scale else c)
 
     def local(self, client: Party, step: Step, ctx: Context) -> Local:
@@ -173,5 +147,4 @@ class FedKD(Proxies):
         rate = replace(ctx.training, lr=self.proxy_lr) if self.proxy_lr else None
         yield Stage(updates=(mentor, Update((self.mentee_loss,), moved, training=rate)))
         trained, common = shared_state(client.models["proxy"]), client.memory["common"]
-        change = {name: trained[name] - common[name] for name in trained}
-        return Message(data=packed_change(change, self.energy(ctx)), meta=self.reply(client).meta)
+        return Message(data=packed_difference(trained, common, self.energy(ctx)), meta=self.reply(client).meta)

@@ -12,25 +12,19 @@ Then, with a batch (X, Y) of n samples of S and the network as it is, it tells h
 
     w'  =  w - eta · grad_w L(w; X, Y),      G  =  d CE(w'; Q) / dV                                            (2)
 
-V enters w' through the MSE only, so G needs no second derivative of the network: with u = grad CE(w'; Q) its rows are
-G[c] = 2 eta / (n D) · sum of J_i u over the samples i of class c, J_i = d o(X_i; w) / dw. The server steps along the
-mean of G, V <- V - eta_s G; before the rounds clients only tell G.
+The server steps along the mean of G, V <- V - eta_s G; before the rounds clients only tell G.
 
 Deviations:
-    Quiz sets are drawn at random (the released program takes the first samples in storage order), and training batches
-    are new in every epoch, with all samples. A client with fewer than 5 batches keeps a fifth of its samples for the
-    quiz; one with a single sample uses it for both.
+    Quiz sets are drawn at random (released: the first samples in storage order); training batches are new in every
+    epoch, with all samples. With fewer than 5 batches a fifth of the samples is the quiz; a single sample is both.
     Gradients of clients are clipped only as the run says (`training.clip`; theirs: 100).
     A row of zeros counts as a gradient, not as an absent class.
-    G is taken as Eq. (2) says, by two reverse passes: torch's forward mode, which gives J u at once, can be used by one
-    thread of a process at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -38,13 +32,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyfed.core.fields import AtLeastOne, Count, NotNegative, Positive
-from polyfed.core.looking import as_function
+from polyfed.core.looking import gradient_through_a_step
 from polyfed.core.message import Message
 from polyfed.core.method import EVALUATE, Combination, Local, Method, Plan, Step
+from polyfed.core.nets import features_and_logits
 from polyfed.core.party import ClientInfo, Context, Party
 from polyfed.core.prototypes import class_numbers, mean_prototypes, spread
 from polyfed.core.rng import generator
-from polyfed.core.samples import Samples
+from polyfed.core.samples import Samples, drawn, set_apart
 from polyfed.core.stage import Aux, Batch, Stage, learning_rate
 from polyfed.core.traffic import Traffic
 
@@ -100,10 +95,8 @@ class FedL2G(Method):
 
     def setup_server(self, server: Party, infos: Mapping[int, ClientInfo], ctx: Context) -> None:
         """Draw the guides V from N(0, 1)."""
-        size = next(iter(ctx.blueprints.values())).feature_dim if self.form == "feature" else ctx.num_classes
-        assert size is not None  # one of the needs
-        drawn = torch.randn(ctx.num_classes, size, generator=ctx.rng("guides"))
-        server.memory["guides"] = drawn.to(ctx.device)
+        size = ctx.feature_dim if self.form == "feature" else ctx.num_classes
+        server.memory["guides"] = torch.randn(ctx.num_classes, size, generator=ctx.rng("guides")).to(ctx.device)
 
     def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
         """Send V; networks predict without it."""
@@ -120,17 +113,9 @@ class FedL2G(Method):
 
     # --- client ---
 
-    def output(self, net: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what is guided, o(x), and the logits."""
-        if self.form == "logit":
-            logits = net(x)
-            return logits, logits
-        z = net.features(x)
-        return z, net.head(z)
-
     def guided_loss(self, net: Any, x: Tensor, y: Tensor, guides: Tensor) -> Tensor:
         """Return Eq. (1)."""
-        o, logits = self.output(net, x)
+        o, logits = features_and_logits(net, x) if self.form == "feature" else 2 * (net(x),)
         loss = F.cross_entropy(logits, y)
         return loss if self.guide_weight == 0 else loss + self.guide_weight * (o - guides[y]).pow(2).mean()
 
@@ -146,32 +131,20 @@ class FedL2G(Method):
             yield Stage(self.loss, data=study, aux={"guides": guides})
         told = int(client.memory.get("told", 0))  # the round is 0 in all of the warm-up: no two draws may be the same
         client.memory["told"] = told + 1
-        order = torch.randperm(len(study), generator=ctx.rng(f"study/{told}", client))
-        batch = study.select(order[: self.study_batches * ctx.training.batch_size])
+        batch = drawn(study, self.study_batches * ctx.training.batch_size, ctx.rng(f"study/{told}", client))
         gradient, present = self.gradient(client, batch, quiz, guides, ctx)
         return Message(data={"gradients": gradient[present], "classes": class_numbers(present, ctx.num_classes)})
 
     def divided(self, data: Samples, client: int, ctx: Context) -> tuple[Samples, Samples]:
         """Return study set and quiz set, the same in all rounds."""
         wanted, n = self.quiz_batches * ctx.training.batch_size, len(data)
-        if n == 1:
-            return data, data
         size = wanted if n >= 5 * ctx.training.batch_size and wanted < n else max(1, n // 5)
-        order = torch.randperm(n, generator=generator(ctx.seed, "quiz", 0, client))
-        return data.select(order[size:].sort().values), data.select(order[:size].sort().values)
+        return set_apart(data, size, generator(ctx.seed, "quiz", 0, client))
 
-    def gradient(
-        self, client: Party, study: Samples, quiz: Samples, guides: Tensor, ctx: Context
-    ) -> tuple[Tensor, Tensor]:
+    def gradient(self, client: Party, study: Samples, quiz: Samples, v: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
         """Return G [C, D] and the classes of the study batch, Eq. (2); the network stays as it is."""
-        weights = {n: p.detach() for n, p in client.main.named_parameters() if p.requires_grad}
         eta = learning_rate(ctx.training, ctx.round, 0, ctx.rounds)
-        seen = partial(as_function, client, ctx=ctx, purpose=f"guide/{client.memory.get('told', 0)}")
-        quiz_loss = seen(quiz, lambda net, x, y: F.cross_entropy(net(x), y))
-
-        def after_a_step(v: Tensor) -> Tensor:
-            """Return CE(w'; Q), Eq. (2), with the guides v."""
-            step = torch.func.grad(seen(study, lambda net, x, y: self.guided_loss(net, x, y, v)))(weights)
-            return quiz_loss({name: w - eta * step[name] for name, w in weights.items()})
-
-        return torch.func.grad(after_a_step)(guides), study.labels().to(ctx.device).unique()
+        asked = quiz, lambda net, x, y: F.cross_entropy(net(x), y)
+        purpose = f"guide/{client.memory.get('told', 0)}"
+        found = gradient_through_a_step(client, (study, self.guided_loss), asked, v, eta, ctx, purpose)
+        return found, study.labels().to(ctx.device).unique()

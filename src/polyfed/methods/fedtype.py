@@ -32,9 +32,8 @@ from polyfed.core.passes import count_right, logits_of
 from polyfed.core.stage import Aux, Batch, Draw, Stage
 from polyfed.core.traffic import Traffic
 from polyfed.methods.proxies import Proxies
-from polyfed.ops.conformal import agreement, label_scores, prediction_sets, ranking_loss, threshold
+from polyfed.ops.conformal import agreement, calibrate, prediction_sets, ranking_loss
 from polyfed.ops.distance import kl_divergence
-from polyfed.ops.selection import fit_temperature
 
 FINISH = Step("finish", who="all", up=False)
 
@@ -58,8 +57,6 @@ class FedType(Proxies):
         Of the distillation.
     finish
         After the last round every client trains once more with the final proxy.
-    proxy, weighting
-        The proxy g as a model string, and a client's weight in the mean.
     """
 
     name: ClassVar[str] = "fedtype"
@@ -140,13 +137,10 @@ class FedType(Proxies):
 
     def calibrated(self, client: Party, model: str, lam: float, moment: str, ctx: Context) -> tuple[Tensor, Tensor]:
         """Return the temperature of a client's network and the quantile Q of its true labels' scores."""
-        held = client.data.validation
-        data = held if held is not None and len(held) else client.train
+        data = client.calibration
         logits = logits_of(client.models[model], data)
-        labels = data.labels().to(logits.device)
-        temperature = torch.tensor(fit_temperature(logits, labels), dtype=logits.dtype, device=logits.device)
         u = self.draws(f"{moment}/{model}", len(data), client, ctx)
-        return temperature, threshold(label_scores(logits, labels, temperature, lam, self.k_reg, u), self.alpha)
+        return calibrate(logits, data.labels(), self.alpha, lam, self.k_reg, u)
 
     def draws(self, moment: str, count: int, client: Party, ctx: Context) -> Tensor | None:
         """Return the part u of its own probability that counts for the last label of each set."""

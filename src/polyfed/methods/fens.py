@@ -17,21 +17,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from torch import Tensor, nn
+from torch import nn
 
-from polyfed.core.errors import PolyfedError
 from polyfed.core.fields import AtLeastOne, NotNegative, PartShare, Positive
 from polyfed.core.message import Message
 from polyfed.core.method import Combination, Local, Plan, Step
-from polyfed.core.party import Blueprint, ClientInfo, Context, Party, load_state
+from polyfed.core.party import ClientInfo, Context, Party, load_state
 from polyfed.core.rng import generator
 from polyfed.core.samples import Samples, split_off
 from polyfed.core.settings import Training
-from polyfed.core.stage import Aux, Batch, Stage
-from polyfed.core.traffic import Symbol, Told, Traffic, buffer_size, model_size, trained_size
-from polyfed.fusion.combining import BETWEEN, Combined, Combiner, logits_of_everybody, networks_message
+from polyfed.core.stage import Stage
+from polyfed.core.traffic import Symbol, Traffic, model_size
+from polyfed.fusion.combining import OTHERS, Combined, Combiner, combined_loss, logits_of_everybody, networks_message
 from polyfed.methods.ensemble import OneShot
 from polyfed.ops.adaptive import adam_step
 from polyfed.ops.aggregate import mean_state
@@ -39,21 +38,6 @@ from polyfed.ops.aggregate import mean_state
 UPLOAD = Step("upload", who="all", down=False)
 MODELS = Step("models", who="all", up=False)
 COMBINE = Step("combiner")
-
-
-def others(told: Told) -> int:
-    """Return how many numbers all other clients' networks have."""
-    return sum(map(trained_size, theirs(told))) + sum(map(buffer_size, theirs(told)))
-
-
-def names_of_others(told: Told) -> int:
-    """Return how many letters the names of their architectures have, with those between them."""
-    return len(BETWEEN.join(architecture.name for architecture in theirs(told)))
-
-
-def theirs(told: Told) -> list[Blueprint]:
-    """Return the other clients' architectures."""
-    return [told.ctx.blueprints[info.architecture] for info in told.ctx.infos.values() if info.id != told.client]
 
 
 @dataclass(frozen=True)
@@ -73,13 +57,10 @@ class FENS(OneShot):
     held_out
         Share of a client's samples that its network does not see and the combiner is learned on; 0: the combiner is
         learned on what the network has seen.
-    l1
-        Weight of the L1 norm in local training.
     """
 
     name: ClassVar[str] = "fens"
     paper: ClassVar[str] = "Allouah et al. 2024"
-    family: ClassVar[str] = "one-shot"
     sends: ClassVar[str] = "the trained weights, once; then a combiner of everybody's logits and the number of samples"
     shares: ClassVar[frozenset[str]] = frozenset({"main", "combiner"})
     combines: ClassVar[Mapping[str, Combination]] = {"params/main": "apart", "params/combiner": "mean"}
@@ -88,11 +69,7 @@ class FENS(OneShot):
         "models": Traffic("4*O + A"),
         "combiner": Traffic("4*K", "4*K + 8"),
     }
-    symbols: ClassVar[Mapping[str, Symbol]] = {
-        "O": Symbol("numbers of all other clients' networks", others),
-        "A": Symbol("letters of the names of their architectures", names_of_others),
-        "K": model_size("combiner", "numbers of the combiner"),
-    }
+    symbols: ClassVar[Mapping[str, Symbol]] = OTHERS | {"K": model_size("combiner", "numbers of the combiner")}
 
     l1: NotNegative = 0.0
     combiner: Literal["mlp", "class", "client"] = "mlp"
@@ -131,7 +108,7 @@ class FENS(OneShot):
     def fuse(self, server: Party, replies: Mapping[int, Message], step: Step, ctx: Context) -> None:
         """Keep the uploads; later take the step of FedAdam along D = sum p_k (a_k - a)."""
         if step.name == UPLOAD.name:
-            self.check_complete(replies, ctx)
+            self.check_complete(replies, ctx)  # the combiner has a place for each network
             return super().fuse(server, replies, step, ctx)
         a = server.tensors("combiner")
         states = (reply.params["combiner"] for reply in replies.values())
@@ -140,14 +117,6 @@ class FENS(OneShot):
         rates = self.server_lr, self.beta_1, self.beta_2
         moved, server.memory["adam"] = adam_step(a, change, server.memory.get("adam", {}), *rates)
         return load_state(server.models["combiner"], moved)
-
-    def check_complete(self, replies: Mapping[int, Message], ctx: Context) -> None:
-        """Refuse to go on without somebody's network: the combiner has a place for each."""
-        missing = [str(info) for client, info in ctx.infos.items() if client not in replies]
-        if missing:
-            raise PolyfedError(
-                f"{self.name} needs the network of {missing[0]}, which did not come: start again with it."
-            )
 
     def make_fused(self, server: Party, ctx: Context) -> nn.Module:
         """Return a([z_1(x), ..., z_J(x)]); the combiner is the server's own, so it is always the current one."""
@@ -178,8 +147,3 @@ class FENS(OneShot):
     def split(self, client: Party, ctx: Context) -> tuple[Samples, Samples]:
         """Return the samples of the network and those of the combiner, the same whenever it is called."""
         return split_off(client.train, self.held_out, generator(ctx.seed, "held-out", 0, client.id))
-
-
-def combined_loss(nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
-    """Return the task's loss of a(X)."""
-    return batch.loss(nets["combiner"](batch.x))
