@@ -11,8 +11,7 @@ where g is the gradient at m · w: weights near the threshold move away from it,
 the rest of the round. The server averages every weight over the clients that kept it.
 
 Deviations:
-    What travels are the kept values, and which ones they are as a packed mask (or positions, where that is shorter);
-    the released program moves dense tensors.
+    Only kept values travel, and which ones they are (`single_weights.py`); the released program moves dense tensors.
     A whole network (r = 1) has theta = 0, hence c = 1: then this is FedAvg. The released program takes the smallest
     magnitude, which switches weights off in a whole network too.
     The mean counts the clients that kept a weight; the released program counts differences that are not zero.
@@ -25,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -34,18 +32,15 @@ from torch import Tensor
 from polyfed.core.choice import Choice, competing
 from polyfed.core.errors import InputError
 from polyfed.core.fields import NotNegative, SomeShare
-from polyfed.core.message import Message
-from polyfed.core.method import Combination, Local, Step
+from polyfed.core.message import Message, State
+from polyfed.core.method import Step
 from polyfed.core.party import ClientInfo, Context, Party
-from polyfed.core.places import Place
 from polyfed.core.stage import Aux, Batch, Stage
-from polyfed.core.traffic import Symbol, Told, Traffic, buffer_size, trained_size
+from polyfed.core.traffic import Symbol, Traffic
 from polyfed.core.views import shared_names
-from polyfed.methods.fedavg import FedAvg
-from polyfed.ops.aggregate import Part, Slot, part_way
-from polyfed.ops.choice import Weights, flat, largest
-
-KEPT = "kept"  # under this name the kept values travel: no network of a client, so nobody takes them for a whole one
+from polyfed.methods.single_weights import KEPT, MASK, VALUES, SingleWeights, competitors
+from polyfed.ops.aggregate import part_way
+from polyfed.ops.choice import Weights, flat, largest, share_of
 
 
 def effective(w: Tensor, kept: Tensor, theta: Tensor) -> Tensor:
@@ -57,29 +52,11 @@ def effective(w: Tensor, kept: Tensor, theta: Tensor) -> Tensor:
     return (kept & (size >= theta)) * (value + c * (w - value))
 
 
-def competitors(told: Told) -> list[int]:
-    """Return how many weights compete, group by group."""
-    weights: Weights = told.method.weights(told.blueprint.name, told.ctx)
-    return [sum(prod(weights.shapes[name]) for name in names) for names in weights.groups]
-
-
-def kept_weights(told: Told) -> int:
-    """Return how many of them a client keeps."""
-    share = told.method.sizes[told.client % len(told.method.sizes)]
-    return sum(max(1, int(share * count + 1e-9)) for count in competitors(told))
-
-
-def others(told: Told) -> int:
-    """Return how many numbers travel whole."""
-    buffers = buffer_size(told.blueprint) if told.method.buffers == "average" else 0
-    return trained_size(told.blueprint) + buffers - sum(competitors(told))
-
-
-LARGEST = Traffic("4*k + min(ceil(m/8), 4*k) + 4*q + 4*L", "4*k + 4*q + 8")
+LARGEST = Traffic(f"{VALUES} + {MASK} + 4*L", f"{VALUES} + 8")
 
 
 @dataclass(frozen=True)
-class FIARSE(FedAvg):
+class FIARSE(SingleWeights):
     """Average the largest weights, as many as each client can hold.
 
     Parameters
@@ -98,15 +75,14 @@ class FIARSE(FedAvg):
     name: ClassVar[str] = "fiarse"
     paper: ClassVar[str] = "Wu et al. 2024"
     family: ClassVar[str] = "width"
-    needs: ClassVar[frozenset[str]] = frozenset({"same_arch"})
     sends: ClassVar[str] = "the largest weights, and the number of samples"
-    shares: ClassVar[frozenset[str]] = frozenset({"main", KEPT})
-    combines: ClassVar[Mapping[str, Combination]] = {"params/main": "mean", f"params/{KEPT}": "mean"}
     traffic: ClassVar[Mapping[str, Traffic]] = {"main": LARGEST, "pretrain": LARGEST}
     symbols: ClassVar[Mapping[str, Symbol]] = {
-        "m": Symbol("weights that compete", lambda told: sum(competitors(told))),
-        "k": Symbol("those that the client keeps, floor(r*m), with scope=layer of each layer", kept_weights),
-        "q": Symbol("other parameters and float buffers, which all travel", others),
+        **SingleWeights.symbols,
+        "k": Symbol(
+            "those that the client keeps, floor(r*m), with scope=layer of each layer",
+            lambda told: sum(share_of(number, told.method.size(told.info)) for number in competitors(told)),
+        ),
         "L": Symbol("thresholds: 1, with scope=layer one for each layer", lambda told: len(competitors(told))),
     }
 
@@ -116,23 +92,24 @@ class FIARSE(FedAvg):
     server_lr: NotNegative = 1.0
 
     def check(self) -> None:
-        """Refuse no sizes, and views: clients hold weights of one network."""
+        """Refuse no sizes."""
         super().check()
         if not self.sizes:
             raise InputError(f"{self.name}: sizes is empty: name at least one share of the weights, such as 1.0.")
-        if self.view != "auto":
-            raise InputError(f"{self.name}: view must stay 'auto': clients hold the largest weights of one network.")
 
     def weights(self, architecture: str, ctx: Context) -> Weights:
         """Return the weights that compete."""
         return competing(ctx.blueprints[architecture], by_layer=self.scope == "layer")
 
+    def size(self, info: ClientInfo) -> float:
+        """Return a client's size r."""
+        return self.sizes[info.id % len(self.sizes)]
+
     # --- server ---
 
     def kept(self, server: Party, info: ClientInfo, ctx: Context) -> tuple[Choice, Tensor]:
         """Return which weights a client gets, by their magnitudes now, and the threshold theta of each group."""
-        size = self.sizes[info.id % len(self.sizes)]
-        weights = self.weights(info.architecture, ctx)
+        size, weights = self.size(info), self.weights(info.architecture, ctx)
 
         def choose() -> tuple[Choice, Tensor]:
             found = [largest(flat(server.state, names), size) for names in weights.groups]
@@ -141,12 +118,10 @@ class FIARSE(FedAvg):
         kept: tuple[Choice, Tensor] = ctx.cached((KEPT, size), choose)  # until the weights change, in `fuse`
         return kept
 
-    def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
-        """Send the kept values, which they are, the thresholds, and all that is never masked."""
+    def chosen(self, server: Party, info: ClientInfo, ctx: Context) -> tuple[Choice, State]:
+        """Return which weights a client gets, and the thresholds, which it is told."""
         choice, theta = self.kept(server, info, ctx)
-        whole = {name: tensor for name, tensor in server.state.items() if name not in choice.weights.names}
-        values = {"values": choice.values_of(server.state)}
-        return Message({"main": whole, KEPT: values}, {"mask": choice.packed(), "theta": theta})
+        return choice, {"theta": theta}
 
     @torch.no_grad()
     def fuse(self, server: Party, replies: Mapping[int, Message], step: Step, ctx: Context) -> None:
@@ -157,30 +132,7 @@ class FIARSE(FedAvg):
         self.refresh(server, ctx)
         ctx.forget(*((KEPT, size) for size in self.sizes))
 
-    def part(self, server: Party, client: int, reply: Message, ctx: Context) -> Part:
-        """Return the places of a client's kept values, beside the tensors that are never masked."""
-        choice, _ = self.kept(server, ctx.infos[client], ctx)
-        state, slots = choice.part(reply.params[KEPT]["values"])
-        whole = reply.params.get("main", {})
-        return Part({**whole, **state}, {name: Slot(name) for name in whole} | slots, self.weight(reply))
-
-    def places(self, server: Party, info: ClientInfo, message: Message, ctx: Context) -> dict[str, Place]:
-        """Return where kept values lie in the list of all weights that compete."""
-        found = super().places(server, info, message, ctx)
-        if KEPT in message.params:
-            found[f"params/{KEPT}/values"] = self.kept(server, info, ctx)[0].place(KEPT)
-        return found
-
     # --- client ---
-
-    def choice(self, client: Party, ctx: Context) -> Choice:
-        """Return which weights the client keeps."""
-        return Choice.unpacked(self.weights(client.architecture, ctx), client.inbox.data["mask"])
-
-    def receive(self, client: Party, step: Step, ctx: Context) -> None:
-        """Put the kept values in their places; all other weights are 0."""
-        super().receive(client, step, ctx)
-        self.choice(client, ctx).put(client.tensors(), client.inbox.params[KEPT]["values"])
 
     def stage(self, client: Party, ctx: Context) -> Stage:
         """Train the kept weights, Eq. (1); a whole network (theta = 0, c = 1) just trains."""
@@ -195,10 +147,3 @@ class FIARSE(FedAvg):
         own = nets["main"].parameters()
         masked = {name: effective(own[name], kept, aux["theta"][name]) for name, kept in aux["kept"].items()}
         return self.loss({"main": nets["main"].replaced(masked)}, batch, aux)
-
-    def local(self, client: Party, step: Step, ctx: Context) -> Local:
-        """Train, then return the kept values as they are now, those that fell below the threshold too."""
-        reply = yield from super().local(client, step, ctx)
-        assert reply is not None
-        reply.params[KEPT] = {"values": self.choice(client, ctx).values_of(client.tensors())}
-        return reply
