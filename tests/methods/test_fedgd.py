@@ -16,8 +16,8 @@ from polyfed.core.samples import unlabeled
 from polyfed.core.settings import Settings
 from polyfed.core.stage import Batch
 from polyfed.core.statistics import distances_to_statistics
-from polyfed.core.uploads import uploaded_copies
-from polyfed.methods.fedgd import FedGD, ensemble_logits
+from polyfed.core.uploads import ensemble_logits, uploaded_copies
+from polyfed.methods.fedgd import FedGD
 from polyfed.models import build
 from polyfed.models.generators import Noise
 
