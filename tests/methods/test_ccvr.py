@@ -273,8 +273,8 @@ def test_so_many_features_are_drawn_where_nobody_says_how_many(classes, count):
         ({"head_lr": 0.0}, "head_lr"),
         ({"ridge": -1.0}, "ridge"),
         ({"covariance": "low"}, "covariance"),
-        ({"view": "owned"}, "leave view out"),
-        ({"form": "clients", "pretrain_epochs": 1}, "leave pretrain_epochs out"),
+        ({"view": "owned"}, "view must stay 'auto'"),
+        ({"form": "clients", "pretrain_epochs": 1}, "pretrain_epochs must stay 0"),
     ],
 )
 def test_values_that_make_no_sense_are_refused(options, words):
