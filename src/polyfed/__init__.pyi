@@ -54,6 +54,7 @@ from .methods.fedfd import FedFD as FedFD
 from .methods.fedfd_student import FedFDStudent as FedFDStudent
 from .methods.fedgd import FedGD as FedGD
 from .methods.fedgen import FedGen as FedGen
+from .methods.fedgen_hetero import FedGenHetero as FedGenHetero
 from .methods.fedgh import FedGH as FedGH
 from .methods.fedin import FedIN as FedIN
 from .methods.fedkd import FedKD as FedKD

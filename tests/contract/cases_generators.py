@@ -24,6 +24,7 @@ CASES = [
         off={"alpha": 0.0, "beta": 0.0},
         base="lg_fedavg",
     ),
+    Case("fedgen_hetero", WIDTHS, FEDGEN, off={"alpha": 0.0, "beta": 0.0}, base="heterofl"),
     Case("dafkd", ("cnn:4-8",), DAFKD, off=DAFKD_OFF, base="fedavg"),
     Case("dafkd", ("mlp:1x16",), {**DAFKD, "discriminator_rounds": 1}, off=DAFKD_OFF, base="fedavg"),
     Case("dafkd_hetero", WIDTHS, DAFKD, off=DAFKD_OFF, base="heterofl"),

@@ -44,7 +44,7 @@ MORE = [
     *more("fiarse", {"pretrain_epochs": 1, "sizes": (0.5, 0.02), "scope": "layer"}, models=BN),
     *(
         case
-        for name in ("heterofl", "msfkd", "dafkd_hetero")
+        for name in ("heterofl", "msfkd", "dafkd_hetero", "fedgen_hetero")
         for case in more(name, {"static_bn": False, "pretrain_epochs": 1}, {"static_bn": False, **KEPT})
     ),
     *more("heterofl_dynamic", {}, models=("cnn:8-16",)),
@@ -52,6 +52,7 @@ MORE = [
     *more("dafkd_hetero", OFF, models=PLAIN),
     *more("msfkd", {"rho": 0.1}, models=PLAIN),
     *more("fedgen", {"alpha": 0.0, "beta": 0.0, "pretrain_epochs": 1}),
+    *more("fedgen_hetero", {"alpha": 0.0, "beta": 0.0, "pretrain_epochs": 1}, models=PLAIN),
     *more("fedgen", {"share": "head", "pretrain_epochs": 1}, feature_dim=8),
     *more("ccvr", {"form": "clients"}, {"form": "clients", "covariance": "diag"}, feature_dim=8),
     *more("fedvtc", {"vtc_upload": "round", "weighting": "samples"}),

@@ -17,6 +17,7 @@ from polyfed.core.party import state_of
 from polyfed.core.settings import Settings
 from polyfed.core.stage import Batch
 from polyfed.methods.fedgen import FedGen
+from polyfed.methods.fedgen_hetero import FedGenHetero
 from polyfed.ops.distance import diversity, kl_divergence
 
 SMALL = {"hidden": 6, "noise_dim": 4, "generator_steps": 2, "generator_batch": 4}
@@ -37,7 +38,7 @@ def uploads(run, seeds, counts):
     found = {}
     for client, (seed, some) in enumerate(zip(seeds, counts, strict=True)):
         torch.manual_seed(seed)
-        initial = run.ctx.blueprints["mlp:1x8"].initial
+        initial = run.ctx.blueprints[run.ctx.infos[client].architecture].initial
         found[client] = reply({name: torch.randn(t.shape) for name, t in initial.items()}, some)
     return found
 
@@ -124,9 +125,9 @@ def test_the_generators_learning_rate_fades_by_rounds():
     assert stage.draws["noise"].kind == "uniform"
 
 
-def client_stage(method, round=2, labels=(0, 2)):
+def client_stage(method, round=2, labels=(0, 2), models=("mlp:1x8",)):
     """Return a client, and what it trains with once there is a generator."""
-    run = federation(method)
+    run = federation(method, models)
     run.server.memory["labels"] = torch.tensor(labels)
     run.ctx.round = round
     client = run.backend.store.open(1, run.ctx)
@@ -212,3 +213,72 @@ def test_what_does_not_go_together_is_refused():
         federation(FedGen(share="head"), ("mlp:1x8", "mlp:1x9"))
     with pytest.raises(InputError, match="nothing would be averaged"):
         federation(FedGen(), ("mlp:1x8", "cnn:4", "cnn:8"), feature_dim=8)
+
+
+# --- width slices ---
+
+WIDTHS = ("mlp:1x8@1", "mlp:1x8@0.5")  # 8 features, and 4
+
+
+def test_the_head_of_a_slice_is_given_the_first_generated_features():
+    run = federation(FedGenHetero(**SMALL, diversity=0.0), WIDTHS)
+    replies = uploads(run, (1, 2), ([3, 1, 0], [1, 3, 0]))
+    stage, models = watched(run, replies)
+    torch.manual_seed(0)
+    batch = Batch(torch.zeros(3, 1), torch.tensor([0, 1, 1]), {"noise": torch.rand(3, 4)})
+    found = stage.loss({name: Net(module) for name, module in models.items()}, batch, stage.aux)
+    z = models["generator"](batch["noise"], batch.y)
+    assert z.shape == (3, 8)
+    expected = 0
+    for client, features, share in ((0, 8, [0.75, 0.25]), (1, 4, [0.25, 0.75])):
+        state = replies[client].params["main"]
+        assert state["head.weight"].shape == (3, features)
+        log = (z[:, :features] @ state["head.weight"].T + state["head.bias"]).log_softmax(1)
+        expected = expected - sum(share[y] * log[i, y] for i, y in enumerate(batch.y.tolist())) / 3
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("mask", [True, False])
+def test_the_loss_of_a_narrow_client_by_hand(mask):
+    """Own samples with HeteroFL's masked loss; generated ones of any label, and the KL divergence, without a mask."""
+    method = FedGenHetero(**SMALL, alpha=3.0, beta=5.0, decay=0.5, mask=mask)
+    client, stage = client_stage(method, models=WIDTHS)
+    assert client.main.feature_dim == 4 and stage.training.clip == 1.0
+    torch.manual_seed(0)
+    drawn = {"noise": torch.rand(5, 4), "drawn": torch.rand(4, 4), "label": torch.tensor([0.1, 0.2, 0.7, 0.9])}
+    batch = Batch(torch.randn(5, 1, 8, 8), torch.tensor([0, 1, 1, 0, 1]), drawn)
+    present = torch.tensor([1.0, 1.0, 0.0])
+    aux = {**stage.aux, "present": present} if mask else stage.aux
+    found = stage.loss({name: Net(module) for name, module in client.models.items()}, batch, aux)
+    main, generator = client.main, client.models["generator"].eval()
+    labels = torch.tensor([0, 0, 2, 2])
+    logits = main(batch.x)
+    expected = F.cross_entropy(logits * present if mask else logits, batch.y)
+    made = main.head(generator(drawn["drawn"], labels)[:, :4])
+    expected = expected + 4 / 8 * 3 / 2 * F.cross_entropy(made, labels)
+    target = main.head(generator(drawn["noise"], batch.y)[:, :4]).detach()
+    expected = expected + 5 / 2 * kl_divergence(logits, target)
+    torch.testing.assert_close(found, expected)
+
+
+def test_slices_keep_static_batchnorm_and_statistics_travel_alone():
+    run = federation(FedGenHetero(**SMALL), ("cnn:4-8,bn@1", "cnn:4-8,bn@0.5"), rounds=2)
+    statistics = run.plan.round[-1]
+    run.run()
+    client = run.backend.store.open(1, run.ctx)
+    nets = {name: Net(module) for name, module in client.models.items()}
+    before = client.main.stem.norm.num_batches_tracked.clone()
+    batch = Batch(torch.randn(5, 1, 8, 8), torch.tensor([0, 1, 1, 0, 1]))
+    run.method.own_loss(nets, batch, {})
+    assert client.main.stem.norm.num_batches_tracked == before
+    message = run.method.send(run.server, client.info, statistics, run.ctx)
+    assert set(message.params) == {"main"} and not message.data
+    assert run.server.models["generator"].output.out_features == 8  # as the widest network
+    assert run.server.main.feature_dim == 8  # there is a global model
+
+
+def test_widths_share_slices_of_the_whole_network():
+    with pytest.raises(InputError, match="share is 'model', not 'head'"):
+        FedGenHetero(share="head")
+    with pytest.raises(InputError, match="of one family"):
+        federation(FedGenHetero(), ("mlp:1x8", "cnn:8"))

@@ -29,6 +29,7 @@ PAGES = {  # told beside another one
     "ensemble": "ams",
     "feddf_hetero": "feddf",
     "feddistill_plus": "feddistill",
+    "fedgen_hetero": "fedgen",
     "fedprox": "fedavg",
     "oneshot_fedavg": "ams",
     "pfnm": "ams",
@@ -63,7 +64,8 @@ def print_rows(rows: Sequence[dict[str, Any]], columns: Sequence[str] | None = N
     for heading in headings:
         table.add_column(heading, overflow="fold")  # how to write a model is never cut off
     for row in rows:
-        table.add_row(*(Text(str(row[heading])) for heading in headings))
+        cells = (row[heading] for heading in headings)
+        table.add_row(*(Text("" if cell is None else str(cell)) for cell in cells))  # None: nobody knows
     Console().print(table)
 
 
@@ -195,7 +197,8 @@ def _summary(kind: type[Method]) -> str:
 
 
 def _page(kind: type[Method]) -> str | None:
-    told = reference(kind) == kind.name and kind.name not in UNTOLD
+    ours = kind.__module__.startswith("polyfed.methods.")  # pages of other packages are with them
+    told = ours and kind.name not in UNTOLD
     return f"docs/methods/{PAGES.get(kind.name, kind.name)}.md" if told else None
 
 

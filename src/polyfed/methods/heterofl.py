@@ -240,11 +240,15 @@ class HeteroFL(FedAvg):
         """Switch the scalers of narrow networks on."""
         activate_scalers(client.main, self.scaler, self.global_rate)
 
-    def loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
-        """Return cross-entropy with the logits of absent classes set to 0."""
+    def own_loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> tuple[Tensor, Tensor]:
+        """Return the logits of a batch, and cross-entropy with those of absent classes set to 0."""
         net = nets["main"].still() if self.static_bn else nets["main"]
         logits = net(batch.x)
-        return batch.loss(logits * aux["present"] if "present" in aux else logits)
+        return logits, batch.loss(logits * aux["present"] if "present" in aux else logits)
+
+    def loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
+        """Return the loss alone; methods with a term of their own on the same logits take both."""
+        return self.own_loss(nets, batch, aux)[1]
 
     def stage(self, client: Party, ctx: Context) -> Stage:
         """Train the slice with clipped gradients."""
