@@ -5,6 +5,13 @@ from tests.contract.case import WIDTHS, Case
 CASES = [
     Case("fedrolex", WIDTHS, off={"extraction": "static"}, base="heterofl"),
     Case(
+        "fedrolex",
+        ("mlp:2x16@0.5", "mlp:2x16@0.25"),
+        {"server_model": "mlp:2x16@1", "weighting": "width"},
+        off={"extraction": "static", "server_model": "mlp:2x16@0.5", "weighting": "updates"},
+        base="heterofl",
+    ),
+    Case(
         "fjord",
         WIDTHS,
         {"widths": (0.25, 0.5, 1.0), "kd": True},
@@ -12,6 +19,7 @@ CASES = [
         base="heterofl",
         base_options={"weighting": "samples", "scaler": False, "mask": False, "clip": None},
     ),
+    Case("fjord", ("mlp:2x16",), {"widths": (0.5, 1.0)}, stacked=False),
     Case(
         "fiarse",
         ("mlp:2x16",),

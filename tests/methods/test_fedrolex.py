@@ -114,3 +114,98 @@ def test_static_windows_are_heterofl_and_random_ones_are_new_each_round():
     drawn = windows(federation(FedRolex(extraction="random")), "cnn:8-16@0.5", 4)
     assert all(len(window) == 8 for window in drawn) and len({tuple(sorted(w)) for w in drawn}) == 4
     assert drawn == windows(federation(FedRolex(extraction="random")), "cnn:8-16@0.5", 4)
+
+
+# --- a global network that is wider than all clients' ---
+
+
+def filled(run, number, values, round=1):
+    """Let clients return tensors of one value each, in a round, and fuse them."""
+    run.ctx.round = round
+    replies = {}
+    for client in range(number):
+        sent = run.method.send(run.server, run.backend.infos[client], Step(), run.ctx).params["main"]
+        state = {name: torch.full_like(t, values[client]) for name, t in sent.items()}
+        replies[client] = Message({"main": state}, meta={"samples": 1 + client})
+    run.method.fuse(run.server, replies, Step(), run.ctx)
+
+
+def test_windows_roll_over_a_network_that_no_client_could_hold():
+    run = federation(FedRolex(server_model="mlp:1x8@1", mask=False), ["mlp:1x8@0.5"])
+    before = {name: tensor.clone() for name, tensor in run.server.state.items()}
+    assert before["head.weight"].shape == (3, 8) and run.server.main.feature_dim == 8
+    filled(run, 3, (7.0, 7.0, 7.0), round=3)
+    held = torch.tensor([0, 0, 1, 1, 1, 1, 0, 0]).bool()  # four channels of eight, from the third on
+    assert torch.equal(run.server.state["head.weight"], torch.where(held, 7.0, before["head.weight"]))
+    layer = next(n for n, t in before.items() if n.endswith("bias") and t.shape == (8,))
+    assert torch.equal(run.server.state[layer], torch.where(held, 7.0, before[layer]))
+    assert torch.equal(run.server.main.head.weight.sort().values, run.server.state["head.weight"].sort().values)
+
+
+def test_all_of_a_wider_network_is_trained_in_as_many_rounds_as_its_windows_need():
+    moved = []
+    for rounds in (4, 5):  # windows of 4 of 8 channels: 8 - 4 + 1 rounds
+        run = federation(FedRolex(server_model="mlp:1x8@1", mask=False), ["mlp:1x8@0.5"], rounds)
+        start = run.server.state["head.weight"].clone()
+        run.run()
+        moved.append((run.server.state["head.weight"] != start).any(0).sum().item())
+    assert moved == [7, 8]
+
+
+def test_without_statistics_of_its_own_a_wider_network_is_not_measured():
+    models, wide = ["cnn:8-16,bn@0.5"], {"server_model": "cnn:8-16,bn@1"}
+    run = federation(FedRolex(**wide), models)
+    run.run()
+    assert "main" not in run.server.models and run.history[-1]["accuracy"]["global"] is None
+    assert "main" in federation(FedRolex(**wide, static_bn=False), models).server.models
+    assert "main" in federation(FedRolex(server_model="cnn:8-16@1"), ["cnn:8-16@0.5"]).server.models
+    assert "main" in federation(FedRolex(), models).server.models  # that of the clients, who collect them
+    clients = synthetic(3, public=True)
+    public = prepare(FedRolex(**wide, statistics="public"), clients, models, Settings(1, training=TRAINING))
+    public.run()
+    assert public.history[-1]["accuracy"]["global"] is not None
+    assert public.server.main.stem.norm.running_mean.abs().sum() > 0 and public.server.main.feature_dim == 16
+
+
+def test_a_server_as_wide_as_the_widest_client_changes_nothing():
+    plain, named = federation(FedRolex(), rounds=2), federation(FedRolex(server_model="cnn:8-16"), rounds=2)
+    plain.run(), named.run()
+    assert set(named.ctx.blueprints) == set(WIDTHS)
+    for name, tensor in plain.server.state.items():
+        assert torch.equal(named.server.state[name], tensor), name
+
+
+@pytest.mark.parametrize("server", ["cnn:8-8@1", "cnn:4-16@1", "mlp:1x64"])
+def test_a_server_that_lacks_channels_of_a_client_is_refused(server):
+    with pytest.raises(InputError, match=f"the server's network {server} does not contain cnn:8-16@1: name one of"):
+        federation(FedRolex(server_model=server))
+
+
+# --- weights ---
+
+
+@pytest.mark.parametrize(
+    ("weighting", "shared"),
+    [("uniform", 2.5), ("updates", 2.5), ("samples", 3.0), ("width", 2.0), ("updates_width", 2.0)],
+)
+def test_weights_by_hand(weighting, shared):
+    """Values 1 and 4 of networks with 8 and 4 channels, 1 and 2 samples: (8·1 + 4·4)/12 = 2, (1·1 + 2·4)/3 = 3."""
+    run = federation(FedRolex(weighting=weighting, mask=False), ["mlp:1x8@1", "mlp:1x8@0.5"])
+    filled(run, 2, (1.0, 4.0), round=2)
+    expected = torch.tensor([1.0, shared, shared, shared, shared, 1.0, 1.0, 1.0])
+    torch.testing.assert_close(run.server.state["head.weight"], expected.expand(3, 8))
+
+
+def test_weights_by_all_channels_of_a_network():
+    """Two layers of 8 and 16 channels, and half of each: 24 and 12."""
+    run = federation(FedRolex(weighting="width", mask=False), ["cnn:8-16@1", "cnn:8-16@0.5"])
+    filled(run, 2, (0.0, 3.0))
+    torch.testing.assert_close(run.server.state["head.weight"][:, :8], torch.ones(3, 8))
+
+
+def test_clients_of_one_width_weigh_the_same():
+    runs = [federation(FedRolex(weighting=w), ["cnn:8-16@0.5"], rounds=2) for w in ("uniform", "width")]
+    for run in runs:
+        run.run()
+    for name, tensor in runs[0].server.state.items():
+        assert torch.equal(runs[1].server.state[name], tensor), name

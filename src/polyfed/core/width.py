@@ -41,6 +41,12 @@ def shapes_at(
     return {name: tuple(map(size, groups[name], shape)) for name, shape in shapes.items()}
 
 
+def channels_of(groups: Mapping[str, Sequence[Axis]], shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """Return how many channels a network has in each of its width groups."""
+    axes = [pair for name, shape in shapes.items() for pair in zip(groups[name], shape, strict=True)]
+    return {axis[0]: size // axis[1] for axis, size in axes if axis is not None}
+
+
 def rolled(start: int) -> Channels:
     """Return windows of consecutive channels from `start` on, which wrap around."""
     return lambda group, full, count: (start + torch.arange(count)) % full

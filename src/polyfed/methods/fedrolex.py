@@ -7,32 +7,39 @@ network is trained equally often:
 
     i-th channel of a client in round t  =  (t · stride + i) mod K,    i < ceil(r·K)          (1)
 
-for every layer of K channels, the same for all clients, which keeps residual additions aligned.
+for every layer of K channels, the same for all clients, which keeps residual additions aligned. The global network may
+be wider than every client's (`server_model`): after K rounds all of it was trained.
 
 Deviations:
     The released program rolls the other way (`direction=-1`); all channels are covered alike.
-    It weighs biases and the classifier by how often they were updated; here every entry has the plain mean over its
-    holders, as everywhere else.
+    Its weighting `width` is by the channels of each layer, and for convolutions only; here it is by all channels that
+    a client holds, for every entry. Its `updates` is by how often an entry was updated, which is one number for all
+    holders of the entry and cancels out of their mean: it is `uniform` here, and `updates_width` is `width`. (Counts
+    there grow while a round is averaged, so that clients that come later weigh a little more.)
     `extraction="random"` draws for all clients of a width together, not for each client.
-    The global network is as wide as the widest client; the paper's may be wider than every client.
     Rounds are counted from 0, as in the paper: the first round is HeteroFL's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from polyfed.build import make_blueprint
 from polyfed.core.errors import InputError
 from polyfed.core.fields import AtLeastOne
-from polyfed.core.party import Blueprint, Context
-from polyfed.core.views import Window
-from polyfed.core.width import Channels, rolled
+from polyfed.core.message import Message
+from polyfed.core.method import Step, unchanged
+from polyfed.core.party import Blueprint, ClientInfo, Context, Party
+from polyfed.core.views import Window, contains, largest_first
+from polyfed.core.width import Channels, channels_of, rolled
+from polyfed.methods.fedavg import FUSING, keyed
 from polyfed.methods.heterofl import HeteroFL
-from polyfed.ops.aggregate import IndexMap
+from polyfed.ops.aggregate import IndexMap, Part
 
 
 @dataclass(frozen=True)
@@ -46,8 +53,15 @@ class FedRolex(HeteroFL):
         width; `static`: HeteroFL exactly.
     stride, direction
         Channels that the window moves in a round, and which way: 1 or -1.
-    scaler, global_rate, static_bn, statistics, mask, clip, measure, weighting
-        As in HeteroFL. `view` is not used.
+    server_model
+        The global network as a model string (None: the widest of the clients'), such as `cnn:16-32@1` for clients of
+        `cnn:16-32@0.5`. Nobody can collect static BatchNorm statistics of one that is wider than all clients': it is
+        measured with `statistics="public"` or `static_bn=False`.
+    weighting
+        A client's weight in the mean of an entry: `uniform` (also called `updates`), `samples`, or `width` (also
+        `updates_width`), the channels that it holds; for clients of one width, `width` is `uniform` exactly.
+    scaler, global_rate, static_bn, statistics, mask, clip, measure
+        As in HeteroFL; `global_rate` is the rate of the global network. `view` is not used.
     """
 
     name: ClassVar[str] = "fedrolex"
@@ -56,12 +70,51 @@ class FedRolex(HeteroFL):
     extraction: Literal["rolling", "random", "static"] = "rolling"
     stride: AtLeastOne = 1
     direction: Literal[1, -1] = 1
+    server_model: str | None = None
+    weighting: Literal["samples", "uniform", "width", "updates", "updates_width"] = "uniform"  # type: ignore[assignment]
 
     def check(self) -> None:
         """Refuse a view other than windows."""
         super().check()
         if self.view != "prefix":
             raise InputError(f"{self.name}: view must stay 'prefix': clients hold windows of channels.")
+
+    def setup_server(self, server: Party, infos: Mapping[int, ClientInfo], ctx: Context) -> None:
+        """Lay out the global network: the server's own, which must contain all others, or the widest."""
+        if self.server_model is not None:
+            spec = self.server_model
+            own = make_blueprint(spec, spec, ctx.input_shape, ctx.num_classes, ctx.seed, None, "linear")
+            for client in largest_first(ctx.blueprints):
+                if own.family != client.family or not contains(own, client):
+                    raise InputError(
+                        f"{self.name}: the server's network {own.name} does not contain {client.name}: name one of the "
+                        "same family, at least as wide as every client's (server_model)."
+                    )
+            if not any(contains(client, own) for client in ctx.blueprints.values()):
+                ctx.blueprints[own.name] = own
+        super().setup_server(server, infos, ctx)
+
+    def global_architecture(self, ctx: Context) -> Blueprint | None:
+        """Return the widest network, unless it has BatchNorm statistics that nobody can collect."""
+        widest = super().global_architecture(ctx)
+        held = {info.architecture for info in ctx.infos.values()}
+        if widest is None or widest.name in held or not self.static_bn or self.statistics_at_server:
+            return widest
+        return None if widest.running_statistics() else widest
+
+    def part(self, server: Party, client: int, reply: Message, ctx: Context) -> Part:
+        """Return one client's contribution to the mean; its weight may be its width."""
+        part = super().part(server, client, reply, ctx)
+        if self.weighting not in ("width", "updates_width"):
+            return part
+        held = ctx.blueprints[ctx.infos[client].architecture]
+        return part._replace(weight=float(sum(channels_of(held.width_groups, held.shapes).values())))
+
+    def fused_into(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> dict[str, str] | None:
+        """Return the places of windows and statistics: every entry has a mean of its own, whatever its weights."""
+        if self.statistics_at_server or not unchanged(self, FedRolex, *FUSING):
+            return None
+        return keyed(self.all_slots(self.level_of(info, ctx), ctx))
 
     def slots_of(self, blueprint: Blueprint, ctx: Context) -> IndexMap:
         """Return the window of an architecture in this round."""
