@@ -10,5 +10,12 @@ CASES = [
         base="fedavg",
         base_options={"weighting": "uniform"},
     ),
-    Case("scalefl", ("cnn:4-8,bn,exits", "cnn:4-8,bn,exits=1@0.5")),
+    Case(
+        "scalefl",
+        ("cnn:4-8,bn,exits", "cnn:4-8,bn,exits=1@0.5"),
+        off={"static_bn": False},
+        base="fedavg",
+        base_options={"weighting": "uniform"},
+        where={"models": ("cnn:4-8,bn,exits=1",)},
+    ),
 ]

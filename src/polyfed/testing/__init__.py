@@ -17,9 +17,9 @@ from polyfed.arguments import as_method, as_models
 from polyfed.core.method import Method
 from polyfed.specs import ModelSpec
 from polyfed.testing.checks import CHECKS, NotApplicable
-from polyfed.testing.setting import Setting, synthetic, unequal
+from polyfed.testing.setting import Limit, Setting, synthetic, unequal
 
-__all__ = ["CHECKS", "NotApplicable", "Setting", "check_method", "synthetic", "unequal"]
+__all__ = ["CHECKS", "Limit", "NotApplicable", "Setting", "check_method", "synthetic", "unequal"]
 
 
 def check_method(
@@ -28,7 +28,7 @@ def check_method(
     *,
     public: bool = False,
     feature_dim: int | None = None,
-    limit: tuple[Method, Method] | None = None,
+    limit: Limit | tuple[Method, Method] | None = None,
     stacked: bool = True,
 ) -> list[str]:
     """Put a method through every check of the contract and return the names of those that applied.

@@ -17,8 +17,7 @@ from polyfed import methods
 from polyfed.api import resume
 from polyfed.core.checkpoint import pack_tree, unpack_tree
 from polyfed.core.federation import Federation
-from polyfed.core.message import Message
-from polyfed.core.method import Method
+from polyfed.core.message import Message, State
 from polyfed.core.party import cloned, fill
 from polyfed.core.places import kind_of
 from polyfed.core.robust import fits
@@ -27,7 +26,7 @@ from polyfed.core.trust import Rule
 from polyfed.engines.inprocess import InProcess
 from polyfed.engines.shares import divided, keys_of, part_of, sizes_of
 from polyfed.result import Result
-from polyfed.testing.setting import Setting, digits, unequal
+from polyfed.testing.setting import Limit, Setting, digits, unequal
 from polyfed.testing.watch import (
     States,
     are_equal,
@@ -266,13 +265,16 @@ def switched_off_it_is_its_base_method(setting: Setting) -> None:
     """Switched off it is its base method exactly, and switched on it is not."""
     if setting.limit is None:
         raise NotApplicable("no limit case is given")
-    switched_off, base_method = setting.limit
-    off, base = states(setting.run(method=switched_off)), _baseline(setting, base_method)
+    limit = setting.limit if isinstance(setting.limit, Limit) else Limit(*setting.limit)
+    result = setting.run(method=limit.off, **limit.where(setting.public))
+    off, (base, score) = states(result), _baseline(setting, limit, limit.where(setting.public))
     clients = off.keys() & base.keys()  # not every method has a network at the server
     assert len(clients) >= 4
-    same_states({party: off[party] for party in clients}, {party: base[party] for party in clients})
-    on = states(setting.plain)
-    assert not any(are_equal({c: on[c]}, {c: base[c]}) for c in range(4)), "switched on it changes nothing"
+    same_states(*({party: _kept(found[party], limit) for party in clients} for found in (off, base)))
+    if None not in (found := (result.accuracy()["global"], score)):
+        assert found[0] == found[1], f"what the server predicts is right for {found[0]} and not {found[1]}"
+    on, (usual, _) = states(setting.plain), _baseline(setting, limit, {})
+    assert not any(are_equal({c: on[c]}, {c: usual[c]}) for c in range(4)), "switched on it changes nothing"
 
 
 def workers_do_not_matter(setting: Setting) -> None:
@@ -316,17 +318,27 @@ CHECKS: tuple[Callable[[Setting], None], ...] = (
 )
 
 
-_BASELINES: dict[str, States] = {}  # networks after plain runs that several methods are compared with
+_BASELINES: dict[str, tuple[States, float | None]] = {}  # what plain runs end with that several are compared with
 
 
-def _baseline(setting: Setting, method: Method) -> States:
-    """Return the networks that another method ends with in this setting; where names say it all, it runs once."""
-    if not all(isinstance(model, str) for model in setting.models):
-        return states(setting.run(method=method))
-    key = repr((method, setting.models, setting.public, setting.feature_dim))
-    if key not in _BASELINES:
-        _BASELINES[key] = states(setting.run(method=method))
+def _baseline(setting: Setting, limit: Limit, where: dict[str, Any]) -> tuple[States, float | None]:
+    """Return the networks that the base method ends with, and how often the server is right.
+
+    Where names say it all, it runs once.
+    """
+    networks = where.get("models", setting.models)
+    named = all(isinstance(model, str) for model in networks)
+    told = {name: value for name, value in where.items() if name != "data"}, limit.sizes if "data" in where else None
+    key = repr((limit.base, networks, setting.public, setting.feature_dim, told))
+    if not named or key not in _BASELINES:
+        result = setting.run(method=limit.base, **where)
+        _BASELINES[key] = states(result), result.accuracy()["global"]
     return _BASELINES[key]
+
+
+def _kept(state: State, limit: Limit) -> State:
+    """Return the tensors of a network that must be equal."""
+    return {name: tensor for name, tensor in state.items() if not name.startswith(limit.besides)}
 
 
 def _same_run(one: Result, other: Result) -> None:

@@ -18,6 +18,35 @@ from polyfed.testing.watch import Observed, observing
 
 
 @dataclass(frozen=True)
+class Limit:
+    """Two methods that must give the same networks, and where they do.
+
+    Attributes
+    ----------
+    off, base
+        A method with its idea switched off, and the one that it then is.
+    models, sizes, rounds, epochs
+        Where that is so, if not everywhere: the networks, the samples of each client, the rounds, the local epochs.
+    besides
+        How the names of tensors begin that may differ.
+    """
+
+    off: Method
+    base: Method
+    models: tuple[ModelSpec, ...] | None = None
+    sizes: tuple[int, ...] | None = None
+    rounds: int | None = None
+    epochs: int | None = None
+    besides: tuple[str, ...] = ()
+
+    def where(self, public: bool) -> dict[str, Any]:
+        """Return what is special about the two runs, as `Setting.run` takes it."""
+        data = {"data": unequal(self.sizes, None, public)} if self.sizes else {}
+        named = {"models": self.models, "rounds": self.rounds, "epochs": self.epochs}
+        return {**data, **{name: value for name, value in named.items() if value is not None}}
+
+
+@dataclass(frozen=True)
 class Setting:
     """How a method is checked.
 
@@ -28,7 +57,8 @@ class Setting:
     public, feature_dim
         Whether there is public data, and the common size of features.
     limit
-        Two methods that must give the same networks: this one with its idea switched off, and the one that it then is.
+        Two methods that must give the same networks: this one with its idea switched off, and the one that it then is;
+        a `Limit` where that is so only in some circumstances.
     stacked
         Whether the engine `batched` can run its stages as stacks (looked at where all clients have one architecture).
     """
@@ -37,7 +67,7 @@ class Setting:
     models: tuple[ModelSpec, ...] = ("mlp:1x16", "mlp:2x16", "cnn:4-8")
     public: bool = False
     feature_dim: int | None = None
-    limit: tuple[Method, Method] | None = None
+    limit: Limit | tuple[Method, Method] | None = None
     stacked: bool = True
 
     def run(
@@ -48,15 +78,17 @@ class Setting:
         participation: float = 1.0,
         data: Clients | None = None,
         method: Method | None = None,
+        models: tuple[ModelSpec, ...] | None = None,
+        epochs: int = 2,
         **more: Any,
     ) -> Result:
-        """Run it in its small federation, or with other data or another method."""
+        """Run it in its small federation, or with other data, networks or another method."""
         return run(
             method or self.method,
             data if data is not None else synthetic(per_client=8, public=self.public),
-            self.models,
+            models or self.models,
             rounds=rounds,
-            training=Training(epochs=2, batch_size=8, lr=lr),
+            training=Training(epochs=epochs, batch_size=8, lr=lr),
             seed=seed,
             participation=participation,
             feature_dim=self.feature_dim,
