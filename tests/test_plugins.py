@@ -7,6 +7,8 @@ import pytest
 
 import polyfed as pf
 from polyfed import methods, models
+from polyfed.cli.about import list_data
+from polyfed.cli.listing import method_entry
 from polyfed.core import plugins as found
 from polyfed.models.registry import _registry
 
@@ -22,6 +24,13 @@ from polyfed.models import build, register
 class Theirs(pf.Method):
     """A method of another package."""
     name: ClassVar[str] = "theirs"
+
+@dataclass(frozen=True)
+class Named(pf.Method):
+    name: ClassVar[str] = "theirs_too"
+
+class Child(Named):
+    """Has the name of its parent."""
 
 @register("their_net", example="their_net", summary="a network of another package")
 def net(options, input_shape, num_classes, rate):
@@ -50,7 +59,7 @@ def installed(tmp_path, monkeypatch):
     (tmp_path / "their_package.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
     points = {
-        "polyfed.methods": [("theirs", "Theirs"), ("fedavg", "Theirs"), ("broken", "Nothing")],
+        "polyfed.methods": [("theirs", "Theirs"), ("fedavg", "Theirs"), ("broken", "Nothing"), ("theirs_too", "Child")],
         "polyfed.models": [("their_net", "net"), ("their_adapted", "adapted"), ("their_broken", "broken")],
         "polyfed.data": [("their_data", "data")],
     }
@@ -79,6 +88,25 @@ def test_what_other_packages_offer_is_found_by_name(installed):
     assert result.method == "theirs" and result.architectures == ["their_net", "their_net"]
     assert ("their_data", "another package") in [(row["name"], row["found"]) for row in pf.data.describe_sources()]
     assert methods.reference(type(methods.make("theirs"))) == "theirs"
+
+
+@pytest.mark.filterwarnings("ignore:.*left out:UserWarning", "ignore:.*no Method:UserWarning")
+def test_no_page_of_ours_is_named_for_a_method_of_another_package(installed):
+    assert method_entry("theirs")["page"] is None
+    assert method_entry("fedavg")["page"] == "docs/methods/fedavg.md"
+
+
+@pytest.mark.filterwarnings("ignore:.*left out:UserWarning", "ignore:.*no Method:UserWarning")
+def test_what_is_not_known_of_a_data_set_of_another_package_is_left_blank(installed, capsys):
+    list_data(as_json=False)
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "their_data" in line]
+    assert row.split() == ["their_data", "another", "package"]
+
+
+@pytest.mark.filterwarnings("ignore:.*left out:UserWarning")
+def test_an_entry_point_of_a_class_that_has_its_name_from_another_is_left_out(installed):
+    with pytest.warns(UserWarning, match="'theirs_too' of polyfed.methods is no Method of that name"):
+        assert "theirs_too" not in methods.registry()
 
 
 def test_a_package_that_cannot_be_loaded_keeps_nobody_from_working(installed):

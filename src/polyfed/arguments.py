@@ -25,12 +25,14 @@ def as_method(method: Any) -> Method:
     if isinstance(method, str):
         return methods.make(method)
     if isinstance(method, type) and issubclass(method, Method):
+        methods.check_name(method)
         try:
             return method()
         except TypeError as error:
             raise InputError(f"method={method.__name__} needs arguments ({error}): pass an object instead.") from error
     if not isinstance(method, Method):
         raise _wrong("method", "a name such as 'fedavg' or an object such as pf.FedAvg()", method)
+    methods.check_name(type(method))
     return method
 
 

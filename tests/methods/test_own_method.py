@@ -4,7 +4,9 @@ import sys
 
 import pytest
 
+import polyfed as pf
 from polyfed import methods
+from polyfed.arguments import as_method
 from polyfed.core.errors import InputError
 from polyfed.methods.fedavg import FedAvg
 
@@ -17,6 +19,13 @@ import polyfed as pf
 class Mine(pf.Method):
     name: ClassVar[str] = "mine"
     strength: float = 1.0
+
+@dataclass(frozen=True)
+class Child(Mine):
+    more: float = 0.0
+
+class Nephew(pf.FedAvg):
+    name = "nephew"
 """
 
 
@@ -58,3 +67,33 @@ def test_a_base_class_without_a_name_of_its_own_does_not_take_the_place_of_the_m
     assert methods.find("fedavg") is FedAvg
     for name, kind in methods.registry().items():
         assert vars(kind)["name"] == name
+
+
+def test_a_subclass_without_a_name_of_its_own_does_not_pass_as_its_parent(folder):
+    with pytest.raises(
+        InputError, match=r"^Child has no name of its own and would pass as Mine \('mine'\): write name"
+    ):
+        methods.find("own_module_of_a_user:Child")
+    assert methods.find("own_module_of_a_user:Nephew").name == "nephew"
+
+    class Mine(FedAvg):
+        pass
+
+    clients = pf.split("digits", clients=2)
+    for given in (Mine, Mine()):
+        with pytest.raises(InputError, match="Mine has no name of its own and would pass as FedAvg"):
+            pf.run(given, clients, "mlp:1x4", 1)
+        with pytest.raises(InputError, match="Mine has no name of its own"):
+            pf.compare({"mine": given}, seeds=1, clients=clients, models="mlp:1x4", rounds=1)
+    assert as_method(Grandchild()).name == "own"  # a method by itself, whatever it builds on
+
+
+class Grandchild(FedAvg):
+    """A method with a name of its own, in a class that another one builds on."""
+
+    name = "own"
+
+
+@pytest.mark.parametrize("kind", sorted(methods.registry().values(), key=lambda kind: kind.name))
+def test_every_method_of_the_package_has_its_own(kind):
+    assert methods.check_name(kind) is kind

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from polyfed import methods
+from polyfed.cli.listing import PAGES as BESIDE
+from polyfed.cli.listing import UNTOLD
 
 PAGES = Path(__file__).parents[2] / "docs" / "methods"
 COST = re.search(r'^COST = r"(.*)"  #', (PAGES.parent / "_site" / "hooks.py").read_text(), re.M)[1]
@@ -71,6 +73,17 @@ def test_a_page_has_all_its_parts_and_all_options_of_the_method_itself(page):
     own = {name for name in vars(kind).get("__annotations__", {}) if name in {field.name for field in fields(kind)}}
     known = {name for names, _ in rows(page) for name in names} | set(re.findall(r"`(\w+)`", text))
     assert own <= known, f"not on the page: {own - known}"
+
+
+@pytest.mark.parametrize("name", sorted(set(methods.registry()) - set(UNTOLD)))
+def test_every_option_of_a_method_is_explained_on_its_page(name):
+    """Also those that it has from another method, by name: nobody has to look them up in the code."""
+    text = (PAGES / f"{BESIDE.get(name, name)}.md").read_text()
+    section = re.search(r"^## Hyper-parameters.*?(?=^## )", text, re.M | re.S)
+    told = re.findall(r"`([^`\n]+)`", section.group() if section else text)
+    known = {word for code in told for word in re.findall(r"\w+", code)}
+    missing = [field.name for field in fields(methods.registry()[name]) if field.name not in known]
+    assert not missing, f"not on the page: {missing}"
 
 
 def test_the_list_of_methods_says_of_each_what_its_class_says():

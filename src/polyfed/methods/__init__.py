@@ -27,7 +27,7 @@ def registry() -> dict[str, type[Method]]:
             if own and vars(value).get("name"):  # a base without a name of its own is no method
                 found[value.name] = value
     for name, value in plugins("methods").items():
-        if not (isinstance(value, type) and issubclass(value, Method) and value.name == name):
+        if not (isinstance(value, type) and issubclass(value, Method) and vars(value).get("name") == name):
             warnings.warn(f"The entry point '{name}' of polyfed.methods is no Method of that name.", stacklevel=2)
         elif name in found:
             warnings.warn(f"Another package's method '{name}' is left out: polyfed has one.", stacklevel=2)
@@ -59,6 +59,23 @@ def make(name: str, options: dict[str, Any] | None = None) -> Method:
         if option not in known:
             raise unknown(f"option of method {name}", option, known or {"(it has none)"})
     return kind(**(options or {}))
+
+
+def check_name(kind: type[Method]) -> type[Method]:
+    """Return a method's class; one that has its name from another method would pass as that one in every table.
+
+    Raises
+    ------
+    InputError
+        With the method whose name it has.
+    """
+    named = next(base for base in kind.__mro__ if "name" in vars(base))
+    if kind is not named and kind.name:
+        raise InputError(
+            f"{kind.__name__} has no name of its own and would pass as {named.__name__} ('{kind.name}'): write "
+            f"name: ClassVar[str] = '{kind.__name__.lower()}' into the class."
+        )
+    return kind
 
 
 def reference(kind: type[Method]) -> str:
@@ -97,4 +114,4 @@ def _imported(name: str) -> type[Method]:
         raise InputError(f"Cannot import method '{name}': {error}.") from error
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise InputError(f"'{name}' is not a polyfed Method: subclass polyfed.Method (see CONTRIBUTING.md).")
-    return found
+    return check_name(found)
