@@ -55,7 +55,7 @@ WRONG = {
     "part of a sample": ({"evaluate_samples": 0}, "evaluation: samples must be at least 1, got 0"),
     "participation as word": ({"participation": "half"}, "participation is a share such as 0.5 or a .*, not 'half'"),
     "seconds as word": ({"checkpoint_seconds": "x"}, "checkpoint_seconds must be a number, got 'x'"),
-    "models by name": ({"models": {"a": "mlp:1"}}, "models is a model or a list of models, .*not a dict"),
+    "models by name": ({"models": {"a": "mlp:1"}}, "models has a model for 'a', which is no client: they are 0 to 1"),
     "an array": ({"models": np.zeros(3)}, "models .*not a"),
     "a class with arguments": ({"models": Net}, "Net needs width, which polyfed cannot give: .*a function"),
     "no models": ({"models": []}, "models is empty: name at least one"),
@@ -89,3 +89,16 @@ def test_what_is_meant_is_understood(tmp_path):
     by_class = pf.run(pf.FedAvg, clients, ("mlp:1x8",), np.int64(1), seed=np.int32(3), out=tmp_path / "run")
     by_name = pf.run("fedavg", clients, "mlp:1x8", 1, seed=3)
     assert by_class.accuracy() == by_name.accuracy() and by_class.config == by_name.config
+
+
+def test_models_by_the_name_or_number_of_a_client():
+    x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    parts = {"north": (x[:20], [0, 1] * 10), "south": (x[20:], [0, 1] * 10)}
+    clients = pf.Clients.from_parts(parts, test="own")
+    for models in ({"south": "mlp:1x8", "north": "mlp:2x8"}, {1: "mlp:1x8", 0: "mlp:2x8"}):
+        assert pf.run("local", clients, models, 1).architectures == ["mlp:2x8", "mlp:1x8"]
+    pf.compare(["fedavg"], clients=clients, models={"south": "mlp:1x8", "north": "mlp:1x8"}, rounds=1, seeds=1)
+    with pytest.raises(InputError, match="models has a model for 'west', which is no client: they are north, south"):
+        pf.run("local", clients, {"north": "mlp:1x8", "west": "mlp:1x8"}, 1)
+    with pytest.raises(InputError, match="models has no model for client south: give each client one"):
+        pf.run("local", clients, {"north": "mlp:1x8"}, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ __all__ = ["execute", "prepare", "prolonged", "resume", "run"]
 def run(
     method: Method | type[Method] | str,
     clients: Clients,
-    models: Sequence[ModelSpec] | ModelSpec = ("mlp:2",),
+    models: Sequence[ModelSpec] | Mapping[Any, ModelSpec] | ModelSpec = ("mlp:2",),
     rounds: int = 10,
     training: Training | None = None,
     seed: int = 0,
@@ -64,7 +64,8 @@ def run(
     clients
         The data of all parties, from `split` or `Clients.from_parts`.
     models
-        Model strings (`"resnet10:w16"`), classes or functions that build a module, or modules; dealt in turn. Modules
+        Model strings (`"resnet10:w16"`), classes or functions that build a module, or modules; dealt in turn, or a
+        table with one for each client, by name or number (`{"north": "mlp:2", "south": "resnet10"}`). Modules
         of equal structure are one architecture, also where they are different objects or come from different
         functions; each client starts from the weights of the module that it was given. A method that shares weights
         starts from those of the first one, and says so where they differ.
@@ -113,7 +114,7 @@ def run(
         Before any training, when the request cannot be carried out.
     """
     check_arguments(clients, participation, out, observers)
-    models, wanted = as_models(models), as_metrics(metrics)
+    models, wanted = as_models(models, lambda: clients), as_metrics(metrics)
     config = configured(
         method,
         clients,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from os import PathLike
 from pathlib import Path
@@ -36,8 +36,10 @@ def as_method(method: Any) -> Method:
     return method
 
 
-def as_models(models: Any) -> list[ModelSpec]:
-    """Return the models as a list; what each of them builds is looked at later."""
+def as_models(models: Any, clients: Callable[[], Clients] | None = None) -> list[ModelSpec]:
+    """Return the models as a list, of a table one for each client; what each of them builds is looked at later."""
+    if isinstance(models, Mapping) and clients is not None:
+        models = _by_client(models, clients())
     several = isinstance(models, Sequence) and not isinstance(models, str)
     listed = list(models) if several else [models]
     if not listed:
@@ -49,6 +51,21 @@ def as_models(models: Any) -> list[ModelSpec]:
                 raise _wrong(f"models[{position}]", kinds, model)
             raise _wrong("models", f"a model or a list of models, each {kinds}", model)
     return listed
+
+
+def _by_client(models: Mapping[Any, Any], clients: Clients) -> list[Any]:
+    """Return the models that a table gives to clients, by their names or numbers, in the order of the clients."""
+    keys = [[number, *clients.names[number : number + 1]] for number in range(len(clients))]
+    known = [key for both in keys for key in both]
+    called = f"they are {', '.join(clients.names)}" if clients.names else f"they are 0 to {len(clients) - 1}"
+    for key in models:
+        if key not in known:
+            raise InputError(f"models has a model for {key!r}, which is no client: {called}.")
+    found = [next((models[key] for key in both if key in models), None) for both in keys]
+    for both, model in zip(keys, found, strict=True):
+        if model is None:
+            raise InputError(f"models has no model for client {both[-1]}: give each client one, or a list to deal.")
+    return found
 
 
 def as_metrics(metrics: Any) -> list[Any]:

@@ -79,7 +79,7 @@ def compare(
     *,
     reference: bool = True,
     clients: Clients | Callable[[int], Clients] | None = None,
-    models: Sequence[ModelSpec] | ModelSpec = ("mlp:2",),
+    models: Sequence[ModelSpec] | Mapping[Any, ModelSpec] | ModelSpec = ("mlp:2",),
     rounds: int = 10,
     training: Training | None = None,
     seed: int = 0,
@@ -129,7 +129,8 @@ def compare(
         how = {"rounds": rounds, "training": training or Training(), "networks": (feature_dim, "linear")}
         how |= {"evaluation": (evaluate, None, None, None)}
         load = clients if callable(clients) else lambda seed: clients
-        return _compare_objects(experiment, load, as_models(models), as_metrics(metrics), seeds or 3, seed, out, how)
+        listed = as_models(models, lambda: load(seed))
+        return _compare_objects(experiment, load, listed, as_metrics(metrics), seeds or 3, seed, out, how)
     seeds = experiment.seeds if seeds is None else seeds
     if seeds < 1:
         raise InputError(f"seeds must be at least 1, got {seeds}.")
