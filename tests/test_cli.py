@@ -357,3 +357,16 @@ def test_a_shell_gets_the_commands_and_options_that_begin_so(monkeypatch):
         monkeypatch.setenv("COMP_WORDS", typed)
         monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
         assert polyfed().stdout.split() == expected
+
+
+def test_a_warning_is_a_sentence_without_a_line_of_code(tmp_path):
+    """In a process of its own: pytest collects warnings itself."""
+    torch.save(build("mlp:1x8", (1, 8, 8), 3).state_dict(), tmp_path / "three.pt")
+    words = ["run", "--method", "local", "--data", "digits", "--limit", "60", "--clients", "2", "--rounds", "1"]
+    words += ["--models", "mlp:1x8=three.pt", "--quiet"]
+    done = subprocess.run(
+        [sys.executable, "-m", "polyfed.cli", *words], cwd=tmp_path, capture_output=True, text=True, timeout=200
+    )
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 0 and "Warning: The last layer of three.pt, read as mlp:1x8, has 3 outputs" in said
+    assert "UserWarning" not in said and ".py:" not in said

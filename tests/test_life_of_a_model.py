@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import warnings
 
 import numpy as np
@@ -176,6 +177,59 @@ def test_a_beginning_that_was_trained_for_something_else_is_said(hospitals, chan
         pf.run("local", clients, models=start, rounds=1)
     told = [str(one.message) for one in found if "trained for something else" in str(one.message)]
     assert told == [] if says is None else re.search(says, told[0])
+
+
+@pytest.mark.parametrize("before", ["", "module.", "model."])
+def test_a_checkpoint_of_another_package_begins_with_its_own_names(tmp_path, before):
+    def body(outputs):
+        return torch.nn.Sequential(
+            torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.ReLU(), torch.nn.Linear(8, outputs)
+        )
+
+    given = body(10)
+    file = tmp_path / "weights.pt"
+    torch.save({before + name: tensor for name, tensor in given.state_dict().items()}, file)
+    (tmp_path / "own_net.py").write_text(
+        "import polyfed as pf\nfrom torch import nn\n\n\ndef make(num_classes):\n"
+        "    layers = nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, num_classes)\n"
+        "    return pf.adapt(nn.Sequential(*layers), input_shape=(1, 8, 8))\n"
+    )
+    sys.path.insert(0, str(tmp_path))
+    try:
+        result = pf.run("local", digits(), f"own_net:make={file}", rounds=1, training=pf.Training(lr=1e-30))
+    finally:
+        sys.path.remove(str(tmp_path))
+        sys.modules.pop("own_net", None)
+    assert torch.equal(result.models[0].model[1].weight, given[1].weight)
+
+
+def test_a_last_layer_for_other_classes_begins_anew_and_that_is_said(tmp_path):
+    given = build("mlp:1x8", (1, 8, 8), 1000)
+    torch.save(given.state_dict(), tmp_path / "many.pt")
+    with pytest.warns(
+        UserWarning, match=r"many.pt, read as mlp:1x8, has 1000 outputs, but here are 10: it begins anew"
+    ):
+        result = pf.run("local", digits(), f"mlp:1x8={tmp_path / 'many.pt'}", rounds=1, training=pf.Training(lr=1e-30))
+    state = result.models[0].state_dict()
+    first = next(name for name in state if not name.startswith("head"))
+    assert torch.equal(state[first], given.state_dict()[first]) and state["head.weight"].shape == (10, 8)
+
+
+def test_a_beginning_of_other_columns_is_refused_in_one_sentence(hospitals, tmp_path):
+    folder, _, _ = hospitals
+    table = pandas.read_csv(folder / "patients.csv").assign(weight=70.0)
+    clients = pf.split(pf.load(table, label="outcome"), by="column:hospital")
+    file = folder / "run" / "models" / "client-0.safetensors"
+    with pytest.raises(InputError) as found:
+        pf.run("local", clients, models=f"tabular:1x8={file}", rounds=1)
+    assert str(found.value) == (
+        f"No network for your data can begin from {file}, which was trained for something else, by its header (there "
+        "against your data): other columns (age, sex against age, sex, weight). Give a file that was trained for the "
+        "same inputs and classes, or name the model without one."
+    )
+    save_file(load_file(file), tmp_path / "bare.safetensors")  # no header, which would say it
+    with pytest.raises(InputError, match=r"'\S+' is \d+ x \d+, that of the network \d+ x .*other inputs or classes\.$"):
+        pf.run("local", clients, models=f"tabular:1x8={tmp_path / 'bare.safetensors'}", rounds=1)
 
 
 def test_classes_in_another_order_are_said_loudest(hospitals):

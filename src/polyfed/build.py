@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +23,7 @@ from polyfed.core.runner import draws_by_itself
 from polyfed.core.samples import Samples
 from polyfed.core.task import CLASSIFICATION
 from polyfed.core.threads import one_thread
-from polyfed.core.weights import header_of
+from polyfed.core.weights import DoesNotFit, header_of
 from polyfed.data import Clients
 from polyfed.data.described import describe_inputs, differences
 from polyfed.models import check_model, count_parameters, properties, with_feature_dim
@@ -166,9 +168,10 @@ def make_parties(
     """Deal the models to the clients in turn and describe everybody."""
     if not models:
         raise InputError("No models: name at least one, for instance models=['mlp:2'].")
+    with explained_starts(models, lambda: _described(clients)):
+        made = make_blueprints(models, clients.input_shape, outputs, seed, feature_dim, feature_adapter)
     for told in other_starts(models, lambda: _described(clients)):
         warnings.warn(told, stacklevel=4)
-    made = make_blueprints(models, clients.input_shape, outputs, seed, feature_dim, feature_adapter)
     _warn_of_lost_weights(method, made)
     infos, data = [], []
     tell_counts = "label_counts" in method.requirements() and clients.task == CLASSIFICATION
@@ -192,16 +195,40 @@ def make_parties(
 
 def other_starts(models: Sequence[ModelSpec], described: Callable[[], Mapping[str, Any]]) -> list[str]:
     """Say which files that networks begin from were trained for something else than the data (`describe_inputs`)."""
+    return [
+        f"The network of {file} was trained for something else, by its header (there against your data): {told}."
+        for file, told in _differing(models, described).items()
+    ]
+
+
+@contextmanager
+def explained_starts(models: Sequence[ModelSpec], described: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
+    """Say of a file that does not fit what it was trained for, where its header tells that.
+
+    Raises
+    ------
+    InputError
+        Instead of the sentence about its tensors.
+    """
+    try:
+        yield
+    except DoesNotFit as error:
+        for file, told in _differing(models, described).items():
+            if str(file) in str(error):
+                raise InputError(
+                    f"No network for your data can begin from {file}, which was trained for something else, by its "
+                    f"header (there against your data): {told}. Give a file that was trained for the same inputs and "
+                    "classes, or name the model without one."
+                ) from error
+        raise
+
+
+def _differing(models: Sequence[ModelSpec], described: Callable[[], Mapping[str, Any]]) -> dict[Path, str]:
+    """Return in words, for each file that networks begin from, what its header has that the data has not."""
     files = dict.fromkeys(file for model in models if isinstance(model, str) and (file := weights_of(model)[1]))
-    said = []
-    for file in files:
-        header = header_of(file)
-        if header is not None and (told := differences(header, described())):
-            said.append(
-                f"The network of {file} was trained for something else, by its header (there against your "
-                f"data): {'; '.join(told)}."
-            )
-    return said
+    headers = {file: header for file in files if (header := header_of(file)) is not None}
+    found = {file: differences(header, described()) for file, header in headers.items()}
+    return {file: "; ".join(told) for file, told in found.items() if told}
 
 
 def _described(clients: Clients) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from polyfed.core.errors import InputError, unknown
 from polyfed.core.fields import split_names
 from polyfed.core.learner import Estimator
 from polyfed.core.own_code import imported, is_reference, own_code
-from polyfed.core.weights import fill, read_state
+from polyfed.core.weights import begin, read_state
 from polyfed.models import build, names
 from polyfed.models.estimators import as_learner, is_estimator
 
@@ -112,7 +112,7 @@ def construct(model: ModelSpec, input_shape: tuple[int, ...], num_classes: int) 
         else:
             module = build(spec, input_shape, num_classes)
         if weights is not None:
-            fill(module, read_state(weights), f"{weights}, read as {spec},")
+            begin(module, read_state(weights), f"{weights}, read as {spec},")
         return module
     if isinstance(model, nn.Module):
         return copy.deepcopy(model)

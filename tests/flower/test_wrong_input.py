@@ -14,10 +14,12 @@ from pathlib import Path
 import faulty
 import httpx
 import numpy as np
+import pandas
 import pytest
 from processes import FLOWER
 from typer.testing import CliRunner
 
+import polyfed as pf
 from polyfed.build import make_blueprint
 from polyfed.cli import app
 from polyfed.core.errors import InputError, MessageError
@@ -136,6 +138,24 @@ def test_a_site_with_the_keys_of_another_is_refused():
 def test_a_model_or_data_that_cannot_be_used_is_named_before_anybody_is_asked(call, model, data, words):
     code, said = call(*SITE, "--model", model, "--data", data)
     assert code == 2 and words in said and "Connecting" not in said
+
+
+def test_a_start_that_was_trained_for_something_else_is_said_or_refused(call):
+    rows = pandas.DataFrame({"age": range(60), "sex": list("fm") * 30, "outcome": list("abc") * 20})
+    rows.to_csv("old.csv", index=False)
+    rows.assign(age=rows.age * 2).to_csv("twice.csv", index=False)
+    rows.assign(weight=rows.age % 7).to_csv("more.csv", index=False)
+    clients = pf.split(pf.load("old.csv", label="outcome"), clients=1)
+    pf.run("local", clients, "tabular:1x8", rounds=1, out="run")
+    start = ["--model", "tabular:1x8=run/models/client-0.safetensors", "--label", "outcome", "--data"]
+    _, same = call(*SITE, *start, "old.csv")
+    assert "trained for something else" not in same and "Connecting" in same
+    _, said = call(*SITE, *start, "twice.csv")
+    told = "Warning: The network of run/models/client-0.safetensors was trained for something else"
+    assert said.index(told) < said.index("another scaling (age: mean") < said.index("Connecting")
+    code, said = call(*SITE, *start, "more.csv")
+    assert code == 2 and "size mismatch" not in said and "Connecting" not in said
+    assert "can begin from run/models/client-0.safetensors" in said and "(age, sex against age, sex, weight)" in said
 
 
 @pytest.mark.parametrize(

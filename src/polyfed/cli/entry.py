@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import warnings
+from typing import Any
 
 import click
 from rich.console import Console
@@ -12,6 +14,8 @@ from polyfed.cli.commands import app
 from polyfed.core.launch import rank, world_size
 from polyfed.terminal.tables import say
 
+USUAL = warnings.formatwarning
+
 
 def main() -> None:
     """Run the command line; errors for people exit with code 2 (bad input) or 1 (something broke).
@@ -20,6 +24,7 @@ def main() -> None:
     """
     from polyfed.core.errors import InputError, PolyfedError
 
+    warnings.formatwarning = _as_sentence
     try:
         _check_launched()
         # The name also under `python -m polyfed`: completion goes by it. Not standalone: errors come here.
@@ -51,6 +56,11 @@ def main() -> None:
 
         _complain(f"{failure.sentence(error)} The traceback is in {failure.keep(error)}.")
         sys.exit(1)
+
+
+def _as_sentence(message: Warning | str, category: type[Warning], *place: Any) -> str:
+    """Return a warning for people without the line of code that it came from; others as Python writes them."""
+    return f"Warning: {message}\n" if issubclass(category, UserWarning) else USUAL(message, category, *place)
 
 
 def _complain(error: Exception | str) -> None:

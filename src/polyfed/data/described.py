@@ -39,9 +39,11 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """Return in words what two descriptions (`describe_inputs`) do not have in common, the worst first."""
     one, other = (json.loads(json.dumps({key: found.get(key) for key in KEYS})) for found in (one, other))
     said = _classes(one, other) + _columns(one["form"]["columns"], other["form"]["columns"])
-    for key, words in (("kind", "another kind of inputs"), ("words", "other words or another tokenizer")):
-        if one["form"][key] != other["form"][key]:
-            said.append(words)
+    kinds = one["form"]["kind"], other["form"]["kind"]
+    if kinds[0] != kinds[1]:
+        said.append(f"another kind of inputs ({kinds[0]} against {kinds[1]})")
+    if one["form"]["words"] != other["form"]["words"]:
+        said.append("other words or another tokenizer")
     if not said and one["input_shape"] != other["input_shape"]:
         said.append(f"inputs of shape {one['input_shape']['sizes']} against {other['input_shape']['sizes']}")
     return said or _scaling(one, other)
@@ -64,6 +66,8 @@ def _classes(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 def _columns(one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> list[str]:
     names = [[column["name"] for column in columns] for columns in (one, other)]
+    if not all(names):  # not both are tables
+        return []
     if names[0] != names[1]:
         return [f"other columns ({few(names[0])} against {few(names[1])})"]
     plain = [[{k: v for k, v in c.items() if k not in SCALED} for c in columns] for columns in (one, other)]

@@ -11,8 +11,6 @@ import httpx
 
 from polyfed.build import other_starts
 from polyfed.core.errors import InputError, MessageError, PolyfedError
-from polyfed.data.dataset import form_of
-from polyfed.data.described import describe_inputs
 from polyfed.flower.child import LinkError, last_line
 from polyfed.flower.codec import Body, pack, unpack
 from polyfed.flower.keys import SiteKeys, check_names, read_site_keys
@@ -20,7 +18,7 @@ from polyfed.flower.link import SiteLink
 from polyfed.flower.reach import ADVICE, wait_for_server
 from polyfed.flower.signing import SealCheck
 from polyfed.flower.site import Site
-from polyfed.flower.sitedata import SiteData
+from polyfed.flower.sitedata import SiteData, described
 from polyfed.specs import ModelSpec
 
 LOOPBACK = ("127.0.0.1", "[::1]", "localhost")
@@ -94,9 +92,7 @@ def join(
     say(f"Site {site.name}: {len(data.train)} training and {len(data.test)} test samples, which stay here.")
     for note in data.notes:
         say(f"Your data: {note}")
-    form = data.form or form_of(data.train.x, data.test.x)
-    found = describe_inputs(data.input_shape, form, data.train.scaling, data.classes, data.task)
-    for told in other_starts([model], lambda: found):
+    for told in other_starts([model], lambda: described(data)):
         say(f"Warning: {told}")
     say(f"Connecting to {joining.server}; allowed methods: {', '.join(allow) if allow else 'all of this package'}.")
     wait_for_server(joining.server, keys, min(joining.wait, joining.give_up), say)

@@ -30,8 +30,6 @@ from polyfed.core.rng import seeded
 from polyfed.core.runner import run_stage
 from polyfed.core.settings import Training
 from polyfed.core.threads import one_thread
-from polyfed.data.dataset import form_of
-from polyfed.data.described import describe_inputs
 from polyfed.engines.inprocess import drive, receive
 from polyfed.flower.alone import train_alone
 from polyfed.flower.codec import Body, Head
@@ -45,7 +43,7 @@ from polyfed.flower.describe import (
     make_own_blueprint,
 )
 from polyfed.flower.rehearse import Problem, in_words, rehearse
-from polyfed.flower.sitedata import SiteData
+from polyfed.flower.sitedata import SiteData, described
 from polyfed.flower.sitefolder import SERVER, SiteFolder, Tag, tag_of
 from polyfed.methods.local import Local
 from polyfed.specs import ModelSpec, in_zoo, label_of
@@ -284,9 +282,8 @@ class Site(SiteFolder):
     def keep_model(self, head: Head, party: Party) -> None:
         """Write the model with what is needed to use it on raw inputs."""
         data, run, blueprint = self.data, head["run"], self.network(self.method(head), head["run"])[0]
-        form = data.form or form_of(data.train.x, data.test.x)
         about = {
-            **describe_inputs(data.input_shape, form, data.train.scaling, data.classes, data.task),
+            **described(data),
             "outputs": blueprint.num_classes,
             "model": name_of(self.model) or f"{self.model.__module__}:{label_of(self.model)}",
             "name": self.name,

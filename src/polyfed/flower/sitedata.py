@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyfed.build import make_blueprint
+from polyfed.build import explained_starts, make_blueprint
 from polyfed.config import Data
 from polyfed.core.errors import InputError
 from polyfed.core.own_code import imported, is_reference, own_code
@@ -18,6 +18,8 @@ from polyfed.core.shape import InputShape
 from polyfed.core.task import CLASSIFICATION, Regression, Task, as_task, check_score
 from polyfed.data import Clients, Dataset, load
 from polyfed.data.agree import Agreed
+from polyfed.data.dataset import form_of
+from polyfed.data.described import describe_inputs
 from polyfed.data.form import Form, Raw
 from polyfed.data.objects import part_of
 from polyfed.data.sources import call
@@ -83,8 +85,14 @@ def read_model(name: str) -> ModelSpec:
 def try_model(name: str, model: ModelSpec, data: SiteData) -> None:
     """Build a site's network once, before the server is asked: what is wrong with it is said at once."""
     if data.public_classes is None:  # else only the method knows how many outputs it needs
-        with own_code(f"--model {name}"):
+        with own_code(f"--model {name}"), explained_starts([model], lambda: described(data)):
             make_blueprint(model, label_of(model), data.input_shape, data.num_classes, 0, None, "linear")
+
+
+def described(data: SiteData) -> dict[str, Any]:
+    """Return how a site's raw inputs become those of a network, and what its outputs mean."""
+    form = data.form or form_of(data.train.x, data.test.x)
+    return describe_inputs(data.input_shape, form, data.train.scaling, data.classes, data.task)
 
 
 def read_data(name: str | Data, public: str | None = None, agreed: Agreed | None = None) -> SiteData:
