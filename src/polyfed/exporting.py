@@ -10,7 +10,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +17,8 @@ from polyfed.core.checkpoint import write_atomic
 from polyfed.core.errors import InputError
 from polyfed.core.learner import Learner
 from polyfed.core.task import Regression
+from polyfed.data.decode import is_picture
+from polyfed.data.pictures import picture_files
 from polyfed.trained import TrainedModel, model_file
 
 ENDINGS = {  # what each format's files are called; other endings are free
@@ -104,7 +105,9 @@ def _script(module: nn.Module, rows: Tensor) -> bytes:
 
 
 def write_predictions(trained: TrainedModel, data: str | Path, out: str | Path) -> int:
-    """Predict for the rows of a file and write a CSV file: prediction, and the probability of each class or label.
+    """Predict for a file or folder and write a CSV file: prediction, and the probability of each class or label.
+
+    Images of a folder, or one of them, are named in the first column.
 
     Raises
     ------
@@ -113,15 +116,20 @@ def write_predictions(trained: TrainedModel, data: str | Path, out: str | Path) 
     """
     import pandas  # type: ignore[import-untyped]
 
-    raw: Any = data
-    if not Path(data).exists():
+    place = Path(data).expanduser()
+    kind = trained.form.kind
+    if not place.exists():
         raise InputError(f"There is no file {data}: correct its name.")
-    if Path(data).suffix == ".npy":
-        raw = np.load(data, allow_pickle=False)
-    elif trained.form.kind not in ("table", "text"):
-        raise InputError(f"The network takes {trained.form.kind}: give the inputs as an array in a .npy file.")
-    found = trained.predictions(raw)
+    raw: Any = place
     columns: dict[str, Any] = {}
+    if kind == "image" and (place.is_dir() or is_picture(place.name)):
+        raw = picture_files(place)
+        columns["file"] = [str(file.relative_to(place)) if place.is_dir() else file.name for file in raw]
+    elif place.is_dir():
+        raise InputError(f"{data} is a folder, but the network takes {kind}, not images: name a file.")
+    elif place.suffix.lower() not in (".npy", ".parquet") and kind in ("signal", "features"):
+        raise InputError(f"The network takes {kind}: give the inputs as an array in a .npy file.")
+    found = trained.predictions(raw)
     if not isinstance(trained.task, Regression):
         columns["prediction"] = [" ".join(one) if isinstance(one, list) else one for one in trained.in_words(found)]
     columns |= {name: found[:, place].tolist() for place, name in enumerate(trained.class_names)}

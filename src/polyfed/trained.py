@@ -7,6 +7,7 @@ what a site of a real federation ends with.
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -28,12 +29,12 @@ from polyfed.core.shape import InputShape
 from polyfed.core.task import CLASSIFICATION, Multilabel, Regression, Task, from_description
 from polyfed.core.weights import KEY, fill, read_state
 from polyfed.data import Clients
-from polyfed.data.columns import read_columns
 from polyfed.data.dataset import check_finite
 from polyfed.data.decode import as_inputs
-from polyfed.data.described import describe_inputs
+from polyfed.data.described import describe_inputs, scaling_for
 from polyfed.data.form import Form, Raw
-from polyfed.data.given import check_shape, check_unit, given_images, given_texts
+from polyfed.data.given import check_shape, given_ids, given_texts, read_array, read_columns
+from polyfed.data.pictures import given_images, in_unit, one_by_one
 from polyfed.data.texts import Words
 from polyfed.fusion.files import rebuild
 from polyfed.specs import ModelSpec, is_own, label_of, weights_of
@@ -232,7 +233,10 @@ class TrainedModel:
     about: dict[str, Any] = field(default_factory=dict, repr=False)  # what its file says
 
     def inputs(self, raw: Any) -> Tensor:
-        """Return network inputs: a table (data frame, CSV or parquet file, columns by name), texts, ids or an array.
+        """Return network inputs of a table (data frame, CSV or parquet file, columns by name), texts, images, arrays.
+
+        Images are files, a folder, arrays, images of PIL, or what holds them: dictionaries, a table, a `Dataset`.
+        Arrays may be in a `.npy` file.
 
         Raises
         ------
@@ -246,6 +250,8 @@ class TrainedModel:
         """
         what = "the given data"
         notes: tuple[str, ...] = ()
+        if isinstance(raw, str | os.PathLike) and str(raw).lower().endswith(".npy"):
+            raw = read_array(Path(raw).expanduser())
         if self.form.kind == "table":
             rows = Raw(read_columns(raw, [column.name for column in self.form.columns], what))
             stored, notes = self.form.encode(rows, what)
@@ -254,18 +260,20 @@ class TrainedModel:
             stored, notes = self.form.encode(rows, what)
         elif self.form.kind == "image":
             stored = given_images(raw, tuple(self.input_shape), self.form.resize, what)
+        elif self.form.kind == "tokens":
+            rows, said = given_ids(raw, self.form, what)
+            stored, notes = self.form.encode(rows, what)
+            notes += said
         else:
-            kind = self.form.kind if self.form.kind in ("signal", "tokens") else None
-            stored = as_inputs(raw, what, kind)
+            found = one_by_one(raw, self.form.kind, what)
+            stored = as_inputs(found, what, "signal" if self.form.kind == "signal" else None)
         check_shape(stored, tuple(self.input_shape), what)
         check_finite(stored, what)
+        if self.form.kind == "image" or self.scaling.divisor == 255.0:
+            stored, notes = in_unit(stored, self.scaling, self.form.white, what)
         for note in notes:
             warnings.warn(f"{note}.", stacklevel=2)
-        done = stored.is_floating_point() and self.scaling.divisor == 255.0  # floats of 0..1 where training had bytes
-        if done:
-            check_unit(stored, what)
-        scaling = Scaling(self.scaling.mean, self.scaling.std) if done else self.scaling
-        return scaling.apply(stored)
+        return scaling_for(stored, asdict(self.scaling)).apply(stored)
 
     @torch.inference_mode()
     def predictions(self, raw: Any) -> Tensor:

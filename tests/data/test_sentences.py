@@ -17,8 +17,10 @@ def patients(**more):
 
 
 @pytest.mark.parametrize(
-    "written", ["2024-01-{:02d}", "{:02d}.01.2024", "{}/1/2024", "2024-01-{:02d} 10:30", "2024-01-{:02d}T10:30:00Z"]
-)
+    "written",
+    ["2024-01-{:02d}", "{:02d}.01.2024", "{}/1/2024", "2024-01-{:02d} 10:30", "2024-01-{:02d}T10:30:00Z",
+     "202401{:02d}", "{:02d}.01.24", "1/{}/24 10:30", "{}-Jan-24", "{} january 2024", "Jan {}, 2024"],
+)  # fmt: skip
 def test_dates_are_refused_however_they_are_written(written, tmp_path):
     days = [written.format(1 + row % 12) for row in range(60)]
     frame = patients(visit=[None, *days[1:]])
@@ -26,6 +28,12 @@ def test_dates_are_refused_however_they_are_written(written, tmp_path):
     for source in (frame, tmp_path / "p.csv"):
         with pytest.raises(InputError, match=r"Column 'visit' of .* holds dates or times.*drop=\['visit'\]"):
             load(source, label="outcome", cache=False)
+
+
+def test_dates_are_refused_where_some_are_unknown():
+    days = ["unknown" if row % 10 == 0 else f"{1 + row % 12}.1.24" for row in range(60)]
+    with pytest.raises(InputError, match=r"Column 'visit' of .* holds dates or times"):
+        load(patients(visit=days), label="outcome")
 
 
 def test_words_that_look_a_little_like_dates_are_categories():

@@ -48,7 +48,9 @@ def export(
 
 def predict(
     trained: Annotated[Path, typer.Argument(help="The file of a model (NAME.safetensors), or a finished run.")],
-    data: Annotated[Path, typer.Argument(help="New rows: a CSV or parquet file; of arrays, a .npy file.")],
+    data: Annotated[
+        Path, typer.Argument(help="New rows: a CSV or parquet file; images: a folder or a file; arrays: .npy.")
+    ],
     out: Annotated[Path, typer.Option(help="The CSV file to write.")],
     client: Annotated[str | None, typer.Option(help="Of a run: number or name of the client.")] = None,
     model: OwnModel = None,

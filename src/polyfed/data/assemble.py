@@ -18,7 +18,7 @@ from polyfed.data.catalog import (
 )
 from polyfed.data.columns import Part, convert, kind_of, same_features
 from polyfed.data.dataset import Dataset, build, check_part, form_of
-from polyfed.data.decode import decode_images, fit_images, resize_images
+from polyfed.data.decode import decode_images, fit_images, is_picture, resize_images
 from polyfed.data.form import Form, Raw, learn_form
 from polyfed.data.labels import are_names, number_classes, with_names
 from polyfed.data.subsets import stratified_holdout
@@ -26,7 +26,6 @@ from polyfed.data.tables import Table
 from polyfed.data.texts import Words
 
 HOLDOUT = 0.2  # share of a set without a test part that becomes its test part
-PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 
 
 def from_tables(
@@ -62,7 +61,7 @@ def pictures_in(folder: Path) -> dict[str, list[Path]]:
     """Return the images of every class: those below a folder of its name."""
     groups = {}
     for group in sorted(entry for entry in folder.iterdir() if entry.is_dir()):
-        files = sorted(file for file in group.rglob("*") if file.suffix.lower() in PICTURES)
+        files = sorted(file for file in group.rglob("*") if is_picture(file.name))
         if files:
             groups[group.name] = files
     return groups
@@ -72,15 +71,24 @@ def from_pictures(
     name: str, train: dict[str, list[Path]], test: dict[str, list[Path]], options: dict[str, Any], seed: int
 ) -> Dataset:
     """Return the data set of images by class."""
-    parts = []
-    for what, groups in (("train", train), ("test", test)):
-        if groups:
-            files = [file for group in groups.values() for file in group]
-            labels = np.array([label for label, group in groups.items() for _ in group])
-            notes: list[str] = []
-            x = decode_images(files, f"{name} ({what})" if test else name, options.get("resize"), notes)
-            parts.append(Part(x, labels, tuple(sorted(train)), {}, notes=tuple(notes)))
+    classes, size = tuple(sorted(train)), options.get("resize")
+    parts = [
+        part_of_pictures(groups, f"{name} ({what})" if test else name, classes, size)
+        for what, groups in (("train", train), ("test", test))
+        if groups
+    ]
     return put_together(name, parts[0], parts[1] if len(parts) > 1 else None, options, seed)
+
+
+def part_of_pictures(
+    groups: dict[str, list[Path]], what: str, classes: tuple[str, ...], resize: tuple[int, int] | None = None
+) -> Part:
+    """Return the images of each class, decoded."""
+    files = [file for group in groups.values() for file in group]
+    labels = np.array([label for label, group in groups.items() for _ in group])
+    notes: list[str] = []
+    x = decode_images(files, what, resize, notes)
+    return Part(x, labels, classes, {}, notes=tuple(notes))
 
 
 def put_together(

@@ -22,7 +22,7 @@ from torch import Tensor
 from polyfed.core.errors import InputError
 from polyfed.core.samples import Samples, Scaling
 from polyfed.core.task import CLASSIFICATION, describe, from_description
-from polyfed.data.dataset import MEASURED, Dataset, content_hash
+from polyfed.data.dataset import MEASURED, Dataset, content_hash, white_of
 from polyfed.data.form import Form
 
 FORMAT = 4  # part of every key: a change of the layout or of what labels become makes old files unused
@@ -185,7 +185,7 @@ class Store:
                 words = metadata["words"].get(column)
                 columns[column] = values if words is None else np.array(words)[values]
         names = tuple(metadata["class_names"])
-        form = Form.load(metadata["form"])
+        form = Form.load({"white": white_of(tensors["train.x"]), **metadata["form"]})  # older files do not say it
         task = from_description(metadata.get("task", ["classification"]))
         needed = form.kind in MEASURED or task != CLASSIFICATION  # an older file does not say it: it is built again
         return Dataset(

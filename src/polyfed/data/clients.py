@@ -10,35 +10,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyfed.core.errors import InputError, unknown
+from polyfed.core.errors import InputError
 from polyfed.core.rng import numpy_generator
 from polyfed.core.samples import Samples
 from polyfed.core.shape import InputShape
-from polyfed.core.task import CLASSIFICATION, Task, as_task, check_score
-from polyfed.data.columns import Part
-from polyfed.data.dataset import Dataset, build, measure, plural
+from polyfed.core.task import CLASSIFICATION, Task, as_task
+from polyfed.data.dataset import Dataset, plural
 from polyfed.data.dealing import is_number
-from polyfed.data.form import Form, Raw
+from polyfed.data.decode import size_of
+from polyfed.data.form import Form
 from polyfed.data.lazy import Made, Make
 from polyfed.data.lazy import made as make_later
-from polyfed.data.owntest import (
-    OWN,
-    by_name,
-    held_out,
-    is_list_of_parts,
-    joined,
-    own_apart,
-    own_share,
-    read_own,
-    read_part,
-)
+from polyfed.data.parts import read_together
 from polyfed.data.public import Public, make_public
 from polyfed.data.targets import evenly, groups
-from polyfed.data.together import check_divisors, check_kinds, check_widths, join_names, one_form
-from polyfed.data.trained import by_training_rows
-
-TOGETHER = "together"
-SCALINGS = (TOGETHER, "own")  # whose training rows scale the inputs
+from polyfed.data.training_rows import TOGETHER, scaled
 
 
 @dataclass(frozen=True)
@@ -148,10 +134,12 @@ class Clients:
         parts: Sequence[Any] | Mapping[str, Any],
         *,
         test: Any,
+        inputs: str | Sequence[str] | None = None,
         label: str | Sequence[str] | None = None,
         columns: Sequence[str] = (),
         drop: Sequence[str] = (),
         kind: str | None = None,
+        resize: int | tuple[int, int] | None = None,
         tokenizer: Any = None,
         length: int | None = None,
         num_classes: int | None = None,
@@ -170,13 +158,13 @@ class Clients:
         Parameters
         ----------
         parts
-            One entry per client, by its name or in a list: a CSV or parquet file, a data frame, a pair of arrays
-            `(inputs, labels)`, a torch Dataset, `Samples` or a `Dataset`.
+            One entry per client, by its name or in a list: a CSV or parquet file, a folder with images in class
+            folders, a data frame, a pair of arrays `(inputs, labels)`, a torch Dataset, `Samples` or a `Dataset`.
         test
             The common test set, of the same kind. A list of parts, one for each client (or None), or such parts by the
             clients' names, is own test data, and so is a share of each client's rows (`"own"`: a fifth); the common
             test set is then all of it.
-        label, columns, drop, kind, tokenizer, length
+        inputs, label, columns, drop, kind, resize, tokenizer, length
             As in `load`, for all parts.
         num_classes, class_names
             The classes, where they are not just the labels that occur at the clients. Parts with names of their own
@@ -198,69 +186,34 @@ class Clients:
         InputError
             If there are no parts, a client has no data, or samples of different shapes.
         """
-        names = tuple(map(str, parts)) if isinstance(parts, Mapping) else ()
-        parts = list(parts.values()) if isinstance(parts, Mapping) else parts
-        if parts is not None and (not isinstance(parts, Sequence) or isinstance(parts, str | bytes)):
-            raise InputError(
-                f"Clients cannot be made of parts of type {type(parts).__name__}: give a list, a part each."
-            )
-        if not parts:
-            raise InputError("There are no clients: give at least one part.")
         if isinstance(public, int | float) or (isinstance(public, str) and public.replace(".", "", 1).isdigit()):
             raise InputError("Separate parts have no common rows to hold out: give public as a name or as data.")
-        how = {"label": label, "columns": list(columns), "drop": list(drop), "kind": kind}
-        read = [read_part("client 0", parts[0], None, how)]
-        read += [read_part(f"client {client}", part, read[0], how) for client, part in enumerate(parts) if client]
-        test, own_test = by_name(test, names), by_name(own_test, names)
-        own: list[Part | None] = []
-        if is_number(test) or (isinstance(test, str) and test == OWN):
-            read, own = held_out(read, own_share(test), seed)
-            test = None
-        elif is_list_of_parts(test, len(parts)):
-            test, own_test = None, test
-        if isinstance(own_test, Sequence) and not isinstance(own_test, str):
-            own = read_own(own_test, read, how)
-        if test is None and not any(own):
-            raise InputError("There is no test set: give test=... for all clients together, or a list, one for each.")
-        held = joined([read_part("the test set", test, read[0], how)] if test is not None else [], own)
-        raw = isinstance(held.inputs, Raw)
-        read, held, form, notes = one_form(read, held, tokenizer, length)
-        for client, part in enumerate(read):
-            if part.tensor.shape[1:] != read[0].tensor.shape[1:] or part.tensor.dtype != read[0].tensor.dtype:
-                raise InputError(
-                    f"Client {client} has samples of shape {tuple(part.tensor.shape[1:])} ({part.tensor.dtype}), but "
-                    f"client 0 has {tuple(read[0].tensor.shape[1:])} ({read[0].tensor.dtype}): bring them to one form."
-                )
-        check_widths(read, held, as_task(task))
-        check_divisors(read, held)
-        read, held, known = join_names(read, held)
-        if known is None:
-            check_kinds(read, held)
-        elif any(part.labels.dtype.kind == "U" for part in (*read, held)):  # one kind, before they are put together
-            read = [replace(part, labels=part.labels.astype(str)) for part in read]
-        ends = np.cumsum([len(part.inputs) for part in read])
-        data = build(
-            name,
-            (torch.cat([part.tensor for part in read]), np.concatenate([part.labels for part in read])),
-            (held.tensor, held.labels),
-            num_classes=num_classes,
-            class_names=class_names or known or read[0].outputs(as_task(task)),
-            divisor=read[0].divisor,
-            normalize=normalize,
-            notes=(*read[0].notes, *notes),
-            features=read[0].features,
+        how: dict[str, Any] = {
+            "inputs": inputs,
+            "label": label,
+            "columns": list(columns),
+            "drop": list(drop),
+            "kind": kind,
+        }
+        how["resize"] = size_of(resize)
+        read = read_together(
+            parts,
+            test,
+            own_test,
+            how=how,
+            tokenizer=tokenizer,
+            length=length,
+            name=name,
+            seed=seed,
             task=as_task(task),
-            form=form,
-            learned=raw,
+            num_classes=num_classes,
+            class_names=class_names,
+            normalize=normalize,
         )
-        data, apart = own_apart(data, own, test is None)
-        check_score(data.task, data.test.labels(), "the test set")
-        indices = np.split(np.arange(ends[-1]), ends[:-1])
-        recipe = {"data": {"source": None}, "clients": len(read), "seed": seed, "repeatable": False}
-        share = 0.0 if own else own_share(own_test)
-        shared = make_public(data, public, seed)
-        made = assemble(data, indices, seed, validation, shared, recipe, share, apart, names)
-        return scaled(made, data, scaling)
+        recipe = {"data": {"source": None}, "clients": len(read.rows), "seed": seed, "repeatable": False}
+        shared = make_public(read.data, public, seed)
+        made = assemble(read.data, read.rows, seed, validation, shared, recipe, read.share, read.own, read.names)
+        return scaled(made, read.data, scaling)
 
     @classmethod
     def from_function(
@@ -304,46 +257,6 @@ class Clients:
             fingerprint=digest.hexdigest(),
             recipe={**first.recipe, "clients": clients},
         )
-
-
-def scaled(clients: Clients, data: Dataset, scaling: str) -> Clients:
-    """Scale all clients together, or each by its own training rows, as sites do that agree on nothing.
-
-    The common test set is then everybody's own test data, each part in the scale of its client.
-
-    Raises
-    ------
-    InputError
-        Where a common set would be in nobody's scale.
-    """
-    if scaling not in SCALINGS:
-        raise unknown("scaling", str(scaling), SCALINGS)
-    clients = by_training_rows(clients, data, scale=scaling == TOGETHER)
-    if scaling == TOGETHER:
-        return clients
-    if not clients.own_test or clients.public is not None:
-        raise InputError(
-            "scaling='own' needs test='own' (or a test set for each client) and no public data: what all clients have "
-            "in common would be in the scale of none of them."
-        )
-    each = [measure(part.x[part.rows()], part.scaling.divisor, clients.form) for part in clients.train]
-
-    def in_own(parts: Sequence[Samples | None]) -> tuple[Samples | None, ...]:
-        return tuple(None if part is None else replace(part, scaling=each[n]) for n, part in enumerate(parts))
-
-    own = in_own(clients.own_test)
-    tested = [part for part in own if part is not None]
-    digest = hashlib.sha256(f"{clients.fingerprint}|own scaling".encode()).hexdigest()
-    return replace(
-        clients,
-        train=tuple(replace(part, scaling=each[client]) for client, part in enumerate(clients.train)),
-        validation=in_own(clients.validation),
-        own_test=own,
-        test=Samples(torch.cat([part.inputs() for part in tested]), torch.cat([part.labels() for part in tested])),
-        fingerprint=digest,
-        recipe={**clients.recipe, "scaling": scaling},
-        notes=(*clients.notes, "each client scales by its own training rows"),
-    )
 
 
 def assemble(

@@ -91,6 +91,8 @@ def build(
     for column, values in (columns or {}).items():
         if len(values) != len(train_y):
             raise InputError(f"Column '{column}' of '{name}' has {len(values)} values for {len(train_y)} rows.")
+    if task == CLASSIFICATION and len(names) == 1:
+        notes = (*notes, f"all labels are '{names[0]}', so that there is nothing to tell apart")
     form = form or form_of(train[0], test[0])
     measured = ["scale"] if scaling is None and normalize and form.kind in MEASURED else []
     measured += ["targets"] if isinstance(task, Regression) and not task.center and normalize else []
@@ -125,7 +127,17 @@ def form_of(x: Tensor, x_test: Tensor | None = None) -> Form:
     if x.dtype == torch.int64:
         parts = [part for part in (x, x_test) if part is not None]
         return Form("tokens", length=x.shape[1], ids=max(int(part.max()) for part in parts if len(part)) + 1)
-    return Form({4: "image", 3: "signal"}.get(x.dim(), "features"))
+    return Form({4: "image", 3: "signal"}.get(x.dim(), "features"), white=white_of(x))
+
+
+def white_of(x: Tensor) -> float:
+    """Return what the 255 of a byte is in images of floats: 1 or 255; 0 where they are neither shares nor bytes."""
+    if x.dim() != 4 or not x.is_floating_point() or not x.numel() or float(x.min()) < 0:
+        return 0.0
+    largest = float(x.max())
+    if largest <= 1:
+        return 1.0
+    return 255.0 if largest <= 255 and bool((x == x.round()).all()) else 0.0
 
 
 def check_part(what: str, x: Tensor | Raw, labels: Any) -> None:

@@ -20,6 +20,8 @@ from polyfed.core.errors import InputError
 CHUNK = 256  # images a unit of work: large enough to hide the cost of handing it to a thread
 SMALL = 4096  # below this many bytes an image decodes faster than threads can hand over the interpreter lock
 CHANNELS = (1, 3)
+MANY = 16  # no image has more channels behind height and width; a narrower image is no square
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")  # what their files are
 LUMINANCE = (0.299, 0.587, 0.114)  # the weights that PIL uses for grey
 
 
@@ -53,16 +55,20 @@ def stack_images(
 ) -> Tensor:
     """Put images [H, W], [H, W, 3] or [channels, H, W] together as NCHW: grey and colour together are colour.
 
+    Where the last dimension is all that the shapes have in common, it holds the channels.
+
     Raises
     ------
     InputError
         If they have different sizes and nobody said to which one to bring them.
     """
+    starts, ends = ({image.shape[place] for image in images if image.ndim == 3} for place in (0, 2))
+    behind = len(ends) == 1 and len(starts) > 1 and not starts <= set(CHANNELS)
     placed = []
     for row, image in enumerate(images):
         if image.ndim not in (2, 3):
             raise InputError(f"Image {row} of {what} has shape {image.shape}: give height and width, and channels.")
-        last = image.ndim == 3 and image.shape[2] in CHANNELS and image.shape[0] not in CHANNELS
+        last = image.ndim == 3 and (behind or (image.shape[2] in CHANNELS and image.shape[0] not in CHANNELS))
         placed.append(image[None] if image.ndim == 2 else image.transpose(2, 0, 1) if last else image)
     grey = sum(image.shape[0] == 1 for image in placed)
     if {image.shape[0] for image in placed} == set(CHANNELS):
@@ -80,6 +86,32 @@ def stack_images(
         common = ", ".join(f"{h}x{w} ({count} images)" for (h, w), count in sizes.most_common(3))
         raise InputError(f"{what} has images of {len(sizes)} different sizes, {common}: pass resize=(height, width).")
     return torch.from_numpy(np.stack(placed))
+
+
+def size_of(resize: int | tuple[int, int] | None) -> tuple[int, int] | None:
+    """Return the size that somebody wants images in: height and width, or one number for both."""
+    if resize is None:
+        return None
+    pair = (resize, resize) if isinstance(resize, int) else tuple(resize)
+    if len(pair) != 2 or any(not isinstance(side, int) or side < 1 for side in pair):
+        raise InputError(f"resize={resize} is not a size: give (height, width) in pixels.")
+    return pair  # type: ignore[return-value]
+
+
+def decode_image(blob: bytes | Path, where: str, resize: tuple[int, int] | None = None) -> np.ndarray:
+    """Decode one image; `where` it is, is said when that fails."""
+    from PIL import Image
+
+    try:
+        with Image.open(blob if isinstance(blob, Path) else io.BytesIO(blob)) as image:
+            return image_to_array(image, resize)
+    except Exception as error:  # PIL reports damage with many kinds of them, and a bomb with one of its own
+        raise InputError(f"{where} is not a readable image ({error}): remove or replace it.") from error
+
+
+def is_picture(name: str) -> bool:
+    """Tell a file of an image by its name."""
+    return name.lower().endswith(PICTURES)
 
 
 def image_to_array(image: Any, resize: tuple[int, int] | None = None) -> np.ndarray:
@@ -105,7 +137,7 @@ def as_inputs(x: Any, what: str, kind: str | None = None) -> Tensor:
     """Turn an array or tensor of samples into the form that is stored.
 
     Images NHWC, NCHW or NHW become NCHW: channels are last where the last dimension is 1 or 3 and the second is
-    not, or where square images have 4 of them; otherwise they are first. uint8 stays uint8, and so do integer
+    not, or where square images have up to 16 of them; otherwise they are first. uint8 stays uint8, and so do integer
     images within 0..255; the rest is float32. Three dimensions are grey images where they are bytes or square, else
     signals (samples, channels, time), unless `kind` says which. With `kind="tokens"` whole numbers stay what they are.
     """
@@ -197,23 +229,16 @@ def _mean_size(blobs: Sequence[bytes | Path]) -> float:
 def _decode_chunk(
     start: int, blobs: Sequence[bytes | Path], what: str, resize: tuple[int, int] | None
 ) -> list[np.ndarray]:
-    from PIL import Image
-
-    images = []
-    for offset, blob in enumerate(blobs):
-        try:
-            with Image.open(blob if isinstance(blob, Path) else io.BytesIO(blob)) as image:
-                images.append(image_to_array(image, resize))
-        except Exception as error:  # PIL reports damage with many kinds of them, and a bomb with one of its own
-            where = blob if isinstance(blob, Path) else f"row {start + offset} of {what}"
-            raise InputError(f"{where} is not a readable image ({error}): remove or replace it.") from error
-    return images
+    return [
+        decode_image(blob, str(blob) if isinstance(blob, Path) else f"row {start + offset} of {what}", resize)
+        for offset, blob in enumerate(blobs)
+    ]
 
 
 def _channels_last(shape: tuple[int, ...]) -> bool:
-    if shape[3] == 4:
-        return shape[1] == shape[2] != 4
-    return shape[3] in CHANNELS and shape[1] not in CHANNELS
+    if shape[3] not in CHANNELS:
+        return shape[3] <= MANY and shape[1] == shape[2] != shape[3]
+    return shape[1] not in CHANNELS
 
 
 def _shrinks_evenly(old: tuple[int, int], new: tuple[int, int]) -> bool:

@@ -6,6 +6,7 @@ of words one position for each of its values. A value that training does not kno
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -22,6 +23,7 @@ GAPS = "empty cells get the mean of the others and a mark beside it"
 CATEGORIES = "columns of categories, a position for each value"
 EMPTY = "empty cells of words"
 MOST_VALUES = 100  # a column with more different words is not a column of categories
+NUMBER = re.compile(r"\s*[-+]?\d+(?:[.,]\d+)?(?:[eE][-+]?\d+)?\s*")
 FEW_ROWS = 20  # from so many rows on, a column whose words are mostly different is not one either
 
 
@@ -95,6 +97,8 @@ class Form:
         Of texts: the column that they came from; empty where they had no name.
     resize
         Of images: whether they were brought to their size, as new ones then are.
+    white
+        Of images that came as floats: what the 255 of a byte is there, 1 where they go from 0 to 1; 0: nobody knows.
     """
 
     kind: str = "features"
@@ -104,6 +108,7 @@ class Form:
     ids: int = 0
     column: str = ""
     resize: bool = False
+    white: float = 0.0
 
     def shape(self, x: Tensor) -> InputShape:
         """Return the shape of stored inputs, with what they mean."""
@@ -185,6 +190,7 @@ class Form:
             "ids": self.ids,
             "column": self.column,
             "resize": self.resize,
+            "white": self.white,
         }
 
     @staticmethod
@@ -192,8 +198,8 @@ class Form:
         """Read what `dump` gave."""
         columns = tuple(Column(**{**column, "values": tuple(column["values"])}) for column in dumped["columns"])
         words = None if dumped["words"] is None else Words.load(dumped["words"])
-        later = dumped.get("column", ""), dumped.get("resize", False)  # files that were written before have neither
-        return Form(dumped["kind"], columns, words, dumped["length"], dumped["ids"], *later)
+        later = {key: dumped[key] for key in ("column", "resize", "white") if key in dumped}  # not in files from before
+        return Form(dumped["kind"], columns, words, dumped["length"], dumped["ids"], **later)
 
 
 def learn_form(
@@ -275,6 +281,13 @@ def _learn_column(name: str, values: np.ndarray, what: str) -> Column:
     if not known:
         raise InputError(f"Column '{name}' of {what} is empty: leave it out (drop=['{name}']).")
     if len(known) > MOST_VALUES or (len(values) >= FEW_ROWS and 2 * len(known) > len(values)):
+        words = [word for word in known if not NUMBER.fullmatch(word)]
+        if 2 * len(words) < len(known):
+            told = f" beside words such as '{words[0]}'" if words else " that are written as words"
+            raise InputError(
+                f"Column '{name}' of {what} holds numbers{told}: make such cells empty or numbers, or leave the column "
+                f"out (drop=['{name}'])."
+            )
         raise InputError(
             f"Column '{name}' of {what} holds {len(known)} different words in {len(values)} rows, too many for "
             f"categories: leave it out (drop=['{name}']), or read it as text, alone (inputs='{name}', kind='text')."

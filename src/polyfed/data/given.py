@@ -1,22 +1,61 @@
-"""Raw inputs for a trained model, as people have them: texts in a list or in a table, images of any size."""
+"""Raw inputs for a trained model, as people have them: rows of a table, texts and token ids in a list or in a table."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from polyfed.core.errors import InputError
-from polyfed.data.columns import read_texts
-from polyfed.data.decode import as_inputs, image_to_array, resize_images
-from polyfed.data.tables import TABLES, is_frame
+from polyfed.data.cells import TOKENS, is_words, texts_of, values_of
+from polyfed.data.columns import TEXTS
+from polyfed.data.form import Form, Raw
+from polyfed.data.objects import MASK
+from polyfed.data.tables import TABLES, Table, any_table, is_frame
 
 FILES = (*TABLES, ".parquet")
-FAR = 2.0  # floats of images go from 0 to 1; sharpening may leave that a little
+
+
+def read_columns(source: Any, names: Sequence[str], what: str) -> dict[str, np.ndarray]:
+    """Return columns of a table in any form: a file, a data frame, columns by name or rows as dictionaries.
+
+    Raises
+    ------
+    InputError
+        If one is missing.
+    """
+    table = any_table(source, what)
+    _check_there(table, names, what)
+    return {name: values_of(table, name) for name in names}
+
+
+def read_texts(source: Any, name: str, what: str) -> np.ndarray:
+    """Return the texts of a table in any form; without a name, the column named like texts or the only one of words.
+
+    Raises
+    ------
+    InputError
+        If there is not one such column, or it holds something else.
+    """
+    table = any_table(source, what)
+    if not name:
+        words = [field.name for field in table.rows.schema if is_words(field.type)]
+        found = [known for known in TEXTS if known in words][:1] or words
+        if len(found) != 1:
+            raise InputError(
+                f"{what[0].upper()}{what[1:]} has {len(found)} columns of words, so it is not plain which are the "
+                "texts: call it 'text'."
+            )
+        name = found[0]
+    _check_there(table, [name], what)
+    column = table.rows[name]
+    if not is_words(column.type) and column.null_count < len(column):
+        raise InputError(f"Column '{name}' of {what} holds no texts ({column.type}): give texts.")
+    return texts_of(table, name)
 
 
 def given_texts(raw: Any, column: str, what: str) -> np.ndarray:
@@ -45,35 +84,52 @@ def given_texts(raw: Any, column: str, what: str) -> np.ndarray:
     return np.array(texts, dtype=object)
 
 
-def given_images(raw: Any, shape: tuple[int, ...], resize: bool, what: str) -> Tensor:
-    """Return images NCHW from an array or a list (arrays, images of PIL): grey ones are made color where training was.
-
-    Parameters
-    ----------
-    shape
-        Channels, height and width that the network takes.
-    resize
-        Whether training was brought to that size.
+def given_ids(raw: Any, form: Form, what: str) -> tuple[Raw, tuple[str, ...]]:
+    """Return token ids from an array, lists of any length, dictionaries (with a mask) or a table; and what they lose.
 
     Raises
     ------
     InputError
-        If they have another shape.
+        If there are none.
     """
-    size = (shape[1], shape[2])
-    if isinstance(raw, list | tuple):
-        arrays = [image_to_array(one, size if resize else None) if hasattr(one, "convert") else one for one in raw]
-        pieces = [as_inputs((one if hasattr(one, "shape") else np.asarray(one))[None], what, "image") for one in arrays]
-    else:
-        pieces = [as_inputs(raw, what, "image")]
-    made = []
-    for piece in pieces:
-        if piece.dim() == 4 and piece.shape[1] == 1 and shape[0] == 3:
-            piece = piece.expand(-1, 3, -1, -1)
-        piece = resize_images(piece, size) if resize and piece.dim() == 4 else piece
-        check_shape(piece, shape, what)
-        made.append(piece)
-    return torch.cat(made) if made else torch.zeros(0, *shape)
+    if isinstance(raw, str | os.PathLike) or is_frame(raw):
+        raw = any_table(raw, what).rows.to_pylist()
+    elif isinstance(raw, Mapping):  # columns by name, as tokenizers give them
+        raw = [dict(zip(raw, row, strict=True)) for row in zip(*raw.values(), strict=True)]
+    ids = np.empty(len(raw), dtype=object)
+    ids[:] = [_ids_of(row, number, what) for number, row in enumerate(raw)]
+    strange = sum(any(number >= form.ids for number in row) for row in ids)
+    long = sum(len(row) > form.length for row in ids)
+    notes = [f"{strange} rows of {what} have ids that training does not know: they count as the unknown word"]
+    notes += [f"{long} rows of {what} have more than the {form.length} ids of training and are cut"]
+    return Raw({"ids": ids}, "tokens"), tuple(n for n, count in zip(notes, (strange, long), strict=True) if count)
+
+
+def _ids_of(row: Any, number: int, what: str) -> list[int]:
+    mask = None
+    if isinstance(row, Mapping):
+        name = next((name for name in TOKENS if name in row), None)
+        row, mask = row.get(name), row.get(MASK)
+    found = np.asarray(row)
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        raise InputError(f"Row {number} of {what} is no list of token ids: give a list of whole numbers for each row.")
+    return list(found.tolist() if mask is None else found[np.asarray(mask) != 0].tolist())
+
+
+def read_array(file: Path) -> np.ndarray:
+    """Read a `.npy` file.
+
+    Raises
+    ------
+    InputError
+        If it is missing, or holds something else than numbers.
+    """
+    if not file.is_file():
+        raise InputError(f"There is no file {file}: correct its name.")
+    try:
+        return np.asarray(np.load(file, allow_pickle=False))
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"{file} cannot be read as an array ({error}): write it with numpy.save.") from error
 
 
 def check_shape(stored: Tensor, shape: tuple[int, ...], what: str) -> None:
@@ -90,14 +146,10 @@ def check_shape(stored: Tensor, shape: tuple[int, ...], what: str) -> None:
     )
 
 
-def check_unit(stored: Tensor, what: str) -> None:
-    """Refuse floats in the unit of bytes, where training had bytes and floats are from 0 to 1."""
-    largest = float(stored.abs().max()) if stored.numel() else 0.0
-    if largest > FAR:
-        raise InputError(
-            f"{what[0].upper()}{what[1:]} holds floats up to {largest:g}, but the network was trained on bytes "
-            "and takes floats from 0 to 1: give bytes, or divide by 255."
-        )
+def _check_there(table: Table, names: Sequence[str], what: str) -> None:
+    missing = [name for name in names if name not in table.rows.column_names]
+    if missing:
+        raise InputError(f"{what[0].upper()}{what[1:]} has no column '{missing[0]}', which the network needs.")
 
 
 def _is_file(text: str) -> bool:

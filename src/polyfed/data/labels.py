@@ -34,6 +34,11 @@ def label_array(labels: Any, what: str) -> np.ndarray:
         raise InputError(f"The labels of {what} are uneven rows: give one class number per row.") from error
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
+    if array.ndim > 2:
+        raise InputError(
+            f"The labels of {what} have shape {array.shape}: give one class number per row; a class for every pixel "
+            "(segmentation) is nothing that can be learned here."
+        )
     if array.ndim not in (1, 2) or (array.ndim == 2 and array.dtype.kind not in "buif"):
         raise InputError(f"The labels of {what} have shape {array.shape}: give one class number per row.")
     if array.dtype.kind == "O":
@@ -121,6 +126,8 @@ def number_classes(
     _check_declared(class_names, num_classes)
     for what, labels in parts.items():
         check_single(labels, what)
+    if not class_names and num_classes is None and all(labels.dtype.kind == "b" for labels in parts.values()):
+        parts = {what: labels.astype(str) for what, labels in parts.items()}  # the classes are called False and True
     if any(labels.dtype.kind == "U" for labels in parts.values()):
         given = {what: labels.astype(str) for what, labels in parts.items()}
         known = np.array(class_names if class_names else np.unique(next(iter(given.values()))))

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from polyfed.core.errors import InputError
 from polyfed.core.samples import Samples
-from polyfed.data.columns import IMAGES, TEXTS, TOKENS, Part, convert
+from polyfed.data.cells import TOKENS
+from polyfed.data.columns import IMAGES, TEXTS, Part, convert
 from polyfed.data.dataset import Dataset
 from polyfed.data.decode import as_inputs, image_to_array, stack_images
 from polyfed.data.form import Raw

@@ -14,11 +14,13 @@ import torch
 from polyfed.core.errors import InputError
 from polyfed.core.rng import numpy_generator
 from polyfed.core.samples import Samples
+from polyfed.data.assemble import part_of_pictures, pictures_in
 from polyfed.data.columns import Part, convert, kind_of, same_features
 from polyfed.data.dataset import Dataset, check_part
 from polyfed.data.dealing import is_number
+from polyfed.data.decode import CHANNELS, resize_images
 from polyfed.data.form import Raw
-from polyfed.data.labels import with_names
+from polyfed.data.labels import joined_names, with_names
 from polyfed.data.objects import part_of
 from polyfed.data.tables import read_table
 from polyfed.data.targets import evenly
@@ -35,18 +37,29 @@ def read_part(what: str, source: Any, first: Part | None = None, options: Mappin
     if first is not None:
         options["kind"] = kind_of(first, options.get("kind"))
     if isinstance(source, str | os.PathLike):
-        if not Path(source).expanduser().is_file():
-            raise InputError(f"There is no file {source} for {what}: check the path.")
-        picks = {key: value for key, value in options.items() if value}
-        part = convert(read_table([Path(source).expanduser()]), **picks)
+        part = _read_path(Path(source).expanduser(), what, {key: value for key, value in options.items() if value})
     else:
         part = part_of(source, options, what)
+    if options.get("resize") and not isinstance(part.inputs, Raw) and part.inputs.dim() == 4:
+        part = replace(part, inputs=resize_images(part.inputs, options["resize"]))
     if first is not None:
         same_features(part.features, first.features, what)
     if len(part.inputs) == 0:
         raise InputError(f"{what.capitalize()} has no samples: give it some or leave it out.")
     check_part(what, part.inputs, part.labels)
     return part
+
+
+def _read_path(place: Path, what: str, picks: dict[str, Any]) -> Part:
+    """Read a file, or a folder with a folder of images for each class."""
+    if place.is_dir():
+        groups = pictures_in(place)
+        if not groups:
+            raise InputError(f"The folder {place} of {what} has no folders with images, one for each class.")
+        return part_of_pictures(groups, str(place), tuple(sorted(groups)), picks.get("resize"))
+    if not place.is_file():
+        raise InputError(f"There is no file {place} for {what}: check the path.")
+    return convert(read_table([place]), **picks)
 
 
 def by_name(given: Any, names: Sequence[str]) -> Any:
@@ -137,7 +150,7 @@ def read_own(
     for client, part in enumerate(own_test):
         what = f"the own test set of client {client}"
         made = None if part is None else read_part(what, part, read[0], options)
-        if made is not None and shape_of(made) != shape_of(read[0]):
+        if made is not None and shape_of(made) not in (shape_of(read[0]), *_other_colors(read[0])):
             raise InputError(
                 f"Samples of {what} have shape {shape_of(made)}, but those of client 0 have {shape_of(read[0])}: bring "
                 "them to one form."
@@ -151,6 +164,12 @@ def shape_of(part: Part) -> tuple[int, ...] | None:
     return None if isinstance(part.inputs, Raw) else tuple(part.inputs.shape[1:])
 
 
+def _other_colors(part: Part) -> list[tuple[int, ...]]:
+    """Return the shapes of grey and of color images in the size of a part: one of them is made the other."""
+    shape = shape_of(part) or ()
+    return [(channels, *shape[1:]) for channels in CHANNELS] if len(shape) == 3 and shape[0] in CHANNELS else []
+
+
 def joined(common: list[Part], own: Sequence[Part | None]) -> Part:
     """Put the common test set and own ones one behind the other: they are checked and numbered together."""
     parts = [*common, *(part for part in own if part is not None)]
@@ -161,6 +180,7 @@ def joined(common: list[Part], own: Sequence[Part | None]) -> Part:
             replace(part, labels=with_names(part.labels, part.class_names, "a test set")) if part.class_names else part
             for part in parts
         ]
+        parts[0] = replace(parts[0], class_names=joined_names([part.class_names for part in parts if part.class_names]))
     kinds = {part.labels.dtype.kind == "U" for part in parts}
     raw = [part.inputs for part in parts if isinstance(part.inputs, Raw)]
     numbers = [part.inputs for part in parts if not isinstance(part.inputs, Raw)]

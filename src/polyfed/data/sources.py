@@ -24,8 +24,10 @@ from polyfed.data.catalog import (
     in_data_root,
     split_files,
 )
+from polyfed.data.cells import pictures_named
 from polyfed.data.columns import kind_of
 from polyfed.data.dataset import Dataset
+from polyfed.data.decode import size_of
 from polyfed.data.form import Form
 from polyfed.data.named import PathLike, by_name
 from polyfed.data.objects import part_of
@@ -71,10 +73,10 @@ def load(
     ----------
     source
         A known name (see `describe_sources`), some classes of one (`fashion_mnist/5-9`), a Hub id `owner/name`,
-        a parquet or CSV file, a folder of `<split>.parquet` or `<split>.csv` files or of images in class folders, a
-        data frame, a pair of arrays `(inputs, labels)`, a torch `Dataset` (with items `(input, label)` or
-        dictionaries), a Hugging Face `Dataset`, or `package.module:function`, which returns one of these (or a table
-        with `train` and `test`).
+        a parquet or CSV file (one of its columns may name image files), a folder of `<split>.parquet` or `<split>.csv`
+        files or of images in class folders, a data frame, a pair of arrays `(inputs, labels)`, a torch `Dataset` (with
+        items `(input, label)` or dictionaries), a Hugging Face `Dataset`, or `package.module:function`, which returns
+        one of these (or a table with `train` and `test`).
     test
         The test part, of the same kind as `source`. Without one, and where the source has none,
         a fifth of the rows is held out, by class and `seed`.
@@ -116,7 +118,7 @@ def load(
     InputError
         If the set cannot be found, read, or used; the sentence says what to do.
     """
-    size = _size(resize)
+    size = size_of(resize)
     options = {
         "resize": size,
         "inputs": inputs if inputs is None or isinstance(inputs, str) else list(inputs),
@@ -270,7 +272,8 @@ def _files_of(source: Path | None) -> list[Path]:
 def _from_files(
     name: str, train: list[Path], test: list[Path], options: dict[str, Any], seed: int, store: Store
 ) -> Dataset:
-    key = files_key([*train, *test], {"train": len(train), "seed": seed, **options})
+    named = [file for file in pictures_named([*train, *test]) if isinstance(file, Path)]
+    key = files_key([*train, *test, *named], {"train": len(train), "seed": seed, **options})
     files = [train, test] if test else [train]
     return store.kept(name, key, lambda: from_tables(name, [read_table(part) for part in files], options, seed))
 
@@ -279,12 +282,3 @@ def _kind(kind: str | None) -> str | None:
     if kind is not None and kind not in KINDS:
         raise unknown("kind of inputs", kind, KINDS)
     return kind
-
-
-def _size(resize: int | tuple[int, int] | None) -> tuple[int, int] | None:
-    if resize is None:
-        return None
-    pair = (resize, resize) if isinstance(resize, int) else tuple(resize)
-    if len(pair) != 2 or any(not isinstance(side, int) or side < 1 for side in pair):
-        raise InputError(f"resize={resize} is not a size: give (height, width) in pixels.")
-    return pair  # type: ignore[return-value]

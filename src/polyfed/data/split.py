@@ -12,7 +12,7 @@ import numpy as np
 from polyfed.core.errors import InputError
 from polyfed.core.rng import numpy_generator
 from polyfed.core.task import CLASSIFICATION, Task, as_task, check_score
-from polyfed.data.clients import TOGETHER, Clients, assemble, scaled
+from polyfed.data.clients import Clients, assemble
 from polyfed.data.dataset import Dataset
 from polyfed.data.dealing import check_room, check_sizes, whole_number
 from polyfed.data.owntest import own_share
@@ -22,6 +22,7 @@ from polyfed.data.public import make_public
 from polyfed.data.sources import load
 from polyfed.data.subsets import set_aside
 from polyfed.data.targets import groups
+from polyfed.data.training_rows import TOGETHER, scaled
 
 DEFAULT_CLIENTS = 10
 

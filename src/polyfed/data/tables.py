@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +22,13 @@ NOTHING = ["", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?"]  # how a 
 
 @dataclass(frozen=True)
 class Table:
-    """One split: the rows, the class names of its label columns, and a name for messages."""
+    """One split: the rows, the class names of its label columns, a name for messages, and where it lies."""
 
     rows: pyarrow.Table
     class_names: dict[str, tuple[str, ...]]
     what: str
+    folder: Path = Path()
+    notes: tuple[str, ...] = ()  # what was done to the file that a reader should know
 
 
 def read_table(files: Sequence[Path]) -> Table:
@@ -38,16 +42,17 @@ def read_table(files: Sequence[Path]) -> Table:
     import pyarrow as pa
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-    pieces = []
+    pieces: list[Any] = []
+    notes: list[str] = []
     for file in files:
         if not file.exists():
             raise InputError(f"There is no file {file}: correct its name.")
         try:
             if file.suffix.lower() in TABLES:
-                pieces.append(_read_csv(file))
+                pieces.append(_read_csv(file, notes))
                 continue
             pieces.append(pq.read_table(file, partitioning=None))
-        except (OSError, pa.ArrowException) as error:
+        except (OSError, pa.ArrowException, UnicodeError) as error:
             reason = str(error).splitlines()[0].rstrip(".")
             if file.suffix.lower() in TABLES:
                 raise InputError(f"{file} cannot be read as a CSV file ({reason}): correct that row.") from error
@@ -62,23 +67,73 @@ def read_table(files: Sequence[Path]) -> Table:
         rows = pa.concat_tables(pieces)
     except pa.ArrowException as error:
         raise InputError(f"{files[0]} and the other pieces of its split have different columns.") from error
-    return Table(rows, _names_from_metadata(pieces[0].schema.metadata), str(files[0]))
+    return Table(rows, _names_from_metadata(pieces[0].schema.metadata), str(files[0]), files[0].parent, tuple(notes))
 
 
-def _read_csv(file: Path) -> pyarrow.Table:
-    """Read a CSV file; its first line, the names, tells whether commas, semicolons or tabs part the columns."""
+def _read_csv(file: Path, notes: list[str]) -> pyarrow.Table:
+    """Read a CSV file; its first line, the names, tells whether commas, semicolons or tabs part the columns.
+
+    Spreadsheets write other letters than UTF-8 and, beside semicolons, commas in numbers: both are read, and said.
+    """
     import pyarrow.csv as csv  # type: ignore[import-untyped]
 
-    with open(file, "rb") as content:
-        header = content.readline()
-    if not header.strip():
+    letters = _letters_of(file)
+    with open(file, encoding=letters) as content:
+        header = content.readline().strip()
+    if not header:
         raise InputError(f"{file} is empty: a CSV file begins with a line of column names.")
-    mark = max((b",", b";", b"\t"), key=header.count).decode()
-    return csv.read_csv(
-        file,
-        parse_options=csv.ParseOptions(delimiter=mark, newlines_in_values=True),
-        convert_options=csv.ConvertOptions(strings_can_be_null=True, null_values=NOTHING),
-    )
+    if letters != "utf-8-sig":
+        notes.append(f"{file.name} is not written in UTF-8 and was read as {letters}")
+    mark = max((",", ";", "\t"), key=header.count)
+    names = [name.strip().strip('"') for name in header.split(mark)]
+    numbers = all(re.fullmatch(r"[-+]?\d+(?:[.,]\d+)?", name) for name in names)
+    if numbers and names != [str(place) for place in range(len(names))]:  # pandas calls columns 0, 1, 2
+        told = f"The first line of {file} holds numbers ({header[:60]})"
+        raise InputError(f"{told}: a CSV file begins with a line of column names.")
+
+    def read(point: str) -> pyarrow.Table:
+        return csv.read_csv(
+            file,
+            read_options=csv.ReadOptions(encoding=letters.removesuffix("-sig")),
+            parse_options=csv.ParseOptions(delimiter=mark, newlines_in_values=True),
+            convert_options=csv.ConvertOptions(strings_can_be_null=True, null_values=NOTHING, decimal_point=point),
+        )
+
+    table = read(".")
+    double = [name for name in table.column_names if table.column_names.count(name) > 1]
+    if double:
+        raise InputError(f"{file} has {double.count(double[0])} columns '{double[0]}': rename or remove them.")
+    return table if mark == "," else _with_commas(table, read(","), file, notes)
+
+
+def _letters_of(file: Path) -> str:
+    """Return how a file of text is encoded: a mark at its start says it, or what its bytes can be."""
+    with open(file, "rb") as content:
+        if content.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            return "utf-16"
+        content.seek(0)
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        try:
+            while block := content.read(1 << 20):
+                decoder.decode(block)
+            decoder.decode(b"", final=True)
+        except UnicodeDecodeError:
+            return "cp1252"
+    return "utf-8-sig"
+
+
+def _with_commas(table: pyarrow.Table, other: pyarrow.Table, file: Path, notes: list[str]) -> pyarrow.Table:
+    """Take columns that are numbers where a comma is the decimal point, and words otherwise."""
+    import pyarrow.types as types  # type: ignore[import-untyped]
+
+    found = []
+    for place, name in enumerate(table.column_names):
+        if types.is_string(table.schema.types[place]) and types.is_floating(other.schema.types[place]):
+            table = table.set_column(place, other.schema.field(place), other.column(place))
+            found.append(name)
+    if found:
+        notes.append(f"numbers of {file.name} are written with a comma: {', '.join(found)}")
+    return table
 
 
 def table_of_frame(frame: Any, what: str) -> Table:

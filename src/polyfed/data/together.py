@@ -10,6 +10,7 @@ from polyfed.core.errors import InputError
 from polyfed.core.task import CLASSIFICATION, Task
 from polyfed.data.columns import Part
 from polyfed.data.dataset import usual_divisor
+from polyfed.data.decode import fit_images
 from polyfed.data.form import Form, Raw, learn_form
 from polyfed.data.labels import check_single, joined_names, with_names
 from polyfed.data.texts import Words
@@ -51,6 +52,25 @@ def one_form(
         notes += more
         made.append(replace(part, inputs=x))
     return made[:-1], made[-1], form, notes
+
+
+def one_color(
+    parts: list[Part], common: list[Part], own: list[Part | None]
+) -> tuple[list[Part], list[Part], list[Part | None], tuple[str, ...]]:
+    """Make grey images color where some have it, with a note: clients' parts, the common test set and own ones."""
+    every = [part for part in (*parts, *common, *own) if part is not None]
+    if any(isinstance(part.inputs, Raw) or part.inputs.dim() != 4 for part in every):
+        return parts, common, own, ()
+    if {part.tensor.shape[1] for part in every} != {1, 3}:
+        return parts, common, own, ()
+
+    def color(part: Part) -> Part:
+        return replace(part, inputs=fit_images(part.tensor, (3, *part.tensor.shape[2:]), "a part"))
+
+    grey = [str(client) for client, part in enumerate(parts) if part.tensor.shape[1] == 1]
+    told = f"grey images of client {', '.join(grey)} are beside others in colour: all are colour"
+    colored: list[Part | None] = [None if part is None else color(part) for part in own]
+    return list(map(color, parts)), list(map(color, common)), colored, (told,) if grey else ()
 
 
 def check_divisors(parts: Sequence[Part], test: Part) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from polyfed.core.errors import InputError, unknown
 from polyfed.core.samples import Samples
 from polyfed.core.task import Regression, describe
 from polyfed.data.dataset import Dataset, measure
@@ -18,6 +19,49 @@ from polyfed.data.targets import with_units
 
 if TYPE_CHECKING:
     from polyfed.data.clients import Clients
+
+TOGETHER = "together"
+SCALINGS = (TOGETHER, "own")  # whose training rows scale the inputs
+
+
+def scaled(clients: Clients, data: Dataset, scaling: str) -> Clients:
+    """Scale all clients together, or each by its own training rows, as sites do that agree on nothing.
+
+    The common test set is then everybody's own test data, each part in the scale of its client.
+
+    Raises
+    ------
+    InputError
+        Where a common set would be in nobody's scale.
+    """
+    if scaling not in SCALINGS:
+        raise unknown("scaling", str(scaling), SCALINGS)
+    clients = by_training_rows(clients, data, scale=scaling == TOGETHER)
+    if scaling == TOGETHER:
+        return clients
+    if not clients.own_test or clients.public is not None:
+        raise InputError(
+            "scaling='own' needs test='own' (or a test set for each client) and no public data: what all clients have "
+            "in common would be in the scale of none of them."
+        )
+    each = [measure(part.x[part.rows()], part.scaling.divisor, clients.form) for part in clients.train]
+
+    def in_own(parts: Sequence[Samples | None]) -> tuple[Samples | None, ...]:
+        return tuple(None if part is None else replace(part, scaling=each[n]) for n, part in enumerate(parts))
+
+    own = in_own(clients.own_test)
+    tested = [part for part in own if part is not None]
+    digest = hashlib.sha256(f"{clients.fingerprint}|own scaling".encode()).hexdigest()
+    return replace(
+        clients,
+        train=tuple(replace(part, scaling=each[client]) for client, part in enumerate(clients.train)),
+        validation=in_own(clients.validation),
+        own_test=own,
+        test=Samples(torch.cat([part.inputs() for part in tested]), torch.cat([part.labels() for part in tested])),
+        fingerprint=digest,
+        recipe={**clients.recipe, "scaling": scaling},
+        notes=(*clients.notes, "each client scales by its own training rows"),
+    )
 
 
 def by_training_rows(clients: Clients, data: Dataset, scale: bool = True) -> Clients:
