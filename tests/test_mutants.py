@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+import mutants_found as found
 from mutate import mutants_of
 
 SOURCE = '''
@@ -80,3 +81,16 @@ def test_a_mutant_is_the_function_with_one_change():
     assert share(3.0) == 3.0
     again = made()["share: sum: counts.sum() -> counts.mean()"]
     assert again.function == mutant.function != made()["Method.loss: sign: z - y -> z + y"].function
+
+
+@pytest.mark.parametrize("name", found.PARTS)
+def test_a_part_has_formulas_and_tests_that_import_it(name):
+    assert found.mutants(name) and found.name_of(found.file_of(name)) == name
+    assert found.test_files(name)
+
+
+def test_methods_and_their_parts_are_told_apart():
+    methods, users = found.method_files(), found.users_of("ops.distance")
+    assert found.name_of(found.METHODS / "moon.py") == "moon" and found.name_of(found.METHODS / "../api.py") is None
+    assert "moon" in methods and not set(methods) & set(found.PARTS)
+    assert {"fedgen", "fedgen_hetero"} <= set(users) and "local" not in users

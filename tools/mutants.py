@@ -1,14 +1,16 @@
 """Break every loss and every weight of the methods on purpose, one place at a time, and see a test go red.
 
-python tools/mutants.py                 all methods; only what is not known yet is run
+python tools/mutants.py                 all methods, and their parts; only what is not known yet is run
 python tools/mutants.py fedproto moon   these
+python tools/mutants.py ops.distance    a part that losses and weights are made of (`PARTS` of `mutants_found.py`)
 python tools/mutants.py --list moon     what would be made
 python tools/mutants.py --contract      those that stayed green also meet the contract, which takes minutes
 python tools/mutants.py --count         the table of what is known
 
 `mutate.py` says what is broken. Tests are collected once; every mutant is a fork of that process in which one function
 has other code, and runs the tests of its method until one fails: its own file, the stored figures, the comparison with
-released programs, and with `--contract`, if all of these stay green, the contract. What was found goes to
+released programs, and with `--contract`, if all of these stay green, the contract. A mutant of a part must be seen by
+a test that imports the part. What was found goes to
 `results/mutants/mutants.json`, by the source of the function: what has not changed is not run again, except mutants
 that stayed green, once the tests of their method have changed. `tools/mutants_equivalent.toml` says of the others why
 no test can tell them apart.
@@ -39,11 +41,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 from mutants_found import (  # noqa: E402
     EQUIVALENT,
-    METHODS,
+    PARTS,
+    file_of,
     fingerprint,
     is_shared,
     known,
     mutants,
+    name_of,
     names,
     reasons,
     store,
@@ -214,15 +218,17 @@ def is_due(mutant: Mutant, entry: Mapping[str, Any] | None, tests: str) -> bool:
 def functions() -> dict[tuple[str, str], FunctionType]:
     """Return the functions of the methods as they live in this process, by their file and their names in it."""
     for name in names():
-        importlib.import_module(f"polyfed.methods.{name}")
+        importlib.import_module(".".join(("polyfed", *file_of(name).parts[-2:])).removesuffix(".py"))
     alive = [thing for thing in gc.get_objects() if type(thing) is FunctionType]
-    code = [(Path(function.__code__.co_filename), function) for function in alive]
-    return {(file.stem, f.__code__.co_qualname): f for file, f in code if file.parent == METHODS}
+    code = [(name_of(Path(function.__code__.co_filename)), function) for function in alive]
+    return {(name, f.__code__.co_qualname): f for name, f in code if name is not None}
 
 
 def own_tests(name: str, items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """Return the tests of a method: its own file, its stored figures, released programs."""
     files = {str(file) for file in test_files(name)}
+    if name in PARTS:
+        return [item for item in items if str(item.path) in files]
     called = [name, *(users_of(name) if is_shared(name) else [])]
     return [
         item
@@ -258,6 +264,7 @@ def main(arguments: Sequence[str]) -> int:
     if "--count" not in arguments:
         os.nice(10)
         folders = ["tests/methods", "tests/golden", "tests/released", "tests/contract/test_contract.py"]
+        folders += ["tests/ops", "tests/core"] if set(wanted) & set(PARTS) else []
         with tempfile.TemporaryDirectory() as folder:
             options = [
                 "-q",

@@ -18,29 +18,56 @@ ROOT = Path(__file__).resolve().parents[1]
 METHODS = ROOT / "src/polyfed/methods"
 FOUND = ROOT / "results/mutants/mutants.json"
 EQUIVALENT = ROOT / "tools/mutants_equivalent.toml"
+PARTS = (  # what losses and weights of the methods are made of, by folder and file
+    *(f"ops.{name}" for name in ("adaptive", "aggregate", "choice", "conformal", "distance", "gaussian", "gradients")),
+    *(f"ops.{name}" for name in ("moments", "noise", "penalty", "projection", "selection")),
+    *(f"core.{name}" for name in ("depth", "distill", "heads", "looking", "prototypes", "statistics", "task")),
+    "core.task_vectors",
+)
 STATES = ("red", "equivalent", "green", "not run")
 
 
-def names() -> list[str]:
+def method_files() -> list[str]:
     """Return the files with methods."""
     return sorted(file.stem for file in METHODS.glob("*.py") if file.stem != "__init__")
 
 
+def names() -> list[str]:
+    """Return what is broken: the files with methods, and those of their parts."""
+    return [*method_files(), *PARTS]
+
+
+def file_of(name: str) -> Path:
+    """Return the file of a method, or of a part (`ops.distance`)."""
+    return METHODS.parent / f"{name.replace('.', '/')}.py" if name in PARTS else METHODS / f"{name}.py"
+
+
+def name_of(file: Path) -> str | None:
+    """Return the method or part that a file holds; None for other files."""
+    if file.parent == METHODS:
+        return file.stem
+    return next((name for name in PARTS if file_of(name) == file), None)
+
+
 def is_shared(name: str) -> bool:
     """Whether a file holds a part of methods, and none that runs by this name."""
-    return f'name: ClassVar[str] = "{name}"' not in (METHODS / f"{name}.py").read_text()
+    return f'name: ClassVar[str] = "{name}"' not in file_of(name).read_text()
 
 
 def users_of(name: str) -> list[str]:
     """Return the methods whose files import this one, directly or not."""
-    found = [
-        other for other in names() if f"from polyfed.methods.{name} import" in (METHODS / f"{other}.py").read_text()
-    ]
+    module = f"polyfed.{name}" if name in PARTS else f"polyfed.methods.{name}"
+    found = [other for other in method_files() if f"from {module} import" in file_of(other).read_text()]
     return sorted({*found, *(further for other in found for further in users_of(other))})
 
 
 def test_files(name: str) -> list[Path]:
-    """Return the files with tests of a method: its own, or those that use it."""
+    """Return the files with tests of a method: its own, or those that use it. Of a part: those that import it."""
+    if name in PARTS:
+        wanted = re.compile(rf"from polyfed\.{re.escape(name)} import|from polyfed\.{name.replace('.', ' import ')}\b")
+        folders = (ROOT / "tests" / folder for folder in ("ops", "core", "methods", "released"))
+        files = sorted(file for folder in folders for file in folder.glob("test_*.py"))
+        return [file for file in files if wanted.search(file.read_text())]
     folder = ROOT / "tests/methods"
     own = [folder / f"test_{name}.py"]
     if not own[0].exists():
@@ -53,14 +80,16 @@ def test_files(name: str) -> list[Path]:
 
 def fingerprint(name: str) -> str:
     """Return a hash of the tests of a method: a mutant that stayed green is tried again when they change."""
-    files = [*test_files(name), *sorted((ROOT / "tests/released").glob("test_*.py")), ROOT / "tests/golden/golden.json"]
+    files = test_files(name)
+    if name not in PARTS:
+        files += [*sorted((ROOT / "tests/released").glob("test_*.py")), ROOT / "tests/golden/golden.json"]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 
 @cache
 def mutants(name: str) -> list[Mutant]:
     """Make the mutants of a method."""
-    file = METHODS / f"{name}.py"
+    file = file_of(name)
     return list(mutants_of(file.read_text(), str(file)))
 
 

@@ -23,7 +23,6 @@ from polyfed.core.prototypes import class_numbers
 from polyfed.core.samples import Samples
 from polyfed.core.settings import training_of
 from polyfed.core.stage import Aux, Batch, Draw, Stage
-from polyfed.core.traffic import Symbol, model_size
 from polyfed.methods.generating import Generating
 from polyfed.models.generators import FeatureGenerator
 from polyfed.ops.distance import diversity
@@ -53,7 +52,6 @@ class FeatureGenerating(Generating):
 
     shares: ClassVar[frozenset[str]] = frozenset({"main", "generator"})
     combines: ClassVar[Mapping[str, Combination]] = {"params/main": "apart"}  # also a teacher
-    symbols: ClassVar[Mapping[str, Symbol]] = {"G": model_size("generator", "numbers of the generator")}
 
     decay: SomeShare = 0.98
     diversity: NotNegative = 1.0

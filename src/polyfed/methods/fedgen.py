@@ -72,7 +72,7 @@ class FedGen(FeatureGenerating, FedAvg):
     name: ClassVar[str] = "fedgen"
     paper: ClassVar[str] = "Zhu et al. 2021"
     family: ClassVar[str] = "distillation"
-    needs: ClassVar[frozenset[str]] = frozenset({"feature_dim", "builds", "classes"})
+    needs: ClassVar[frozenset[str]] = frozenset({"feature_dim"})
     sends: ClassVar[str] = "model weights (or those of the head) and the number of samples of each class"
     traffic: ClassVar[Mapping[str, Traffic]] = {
         "main": Traffic(f"{SHARED} + {GENERATED}", f"{SHARED} + {COUNTED}"),

@@ -52,8 +52,8 @@ class FedGenHetero(FedGen, HeteroFL):
     weighting: Literal["samples", "uniform"] = "uniform"
 
     def requirements(self) -> frozenset[str]:
-        """Need widths, as HeteroFL does, and features of any size, of networks that the server can build."""
-        return super().requirements() | {"features", "builds", "classes"}
+        """Need widths, as HeteroFL does, and features of any size."""
+        return super().requirements() | {"features"}
 
     def own_loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> tuple[Tensor, Tensor]:
         """Return logits and loss as HeteroFL trains: with static BatchNorm and masked classes."""

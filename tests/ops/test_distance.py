@@ -1,0 +1,77 @@
+"""Distances between states and between predictions, by hand."""
+
+import math
+
+import pytest
+import torch
+
+from polyfed.ops.distance import (
+    diversity,
+    entropy,
+    kl_divergence,
+    l1,
+    l1_norm,
+    l2,
+    log_of,
+    soft_cross_entropy,
+    squared_distance,
+)
+
+P = [[0.75, 0.25], [0.5, 0.5]]
+Q = [[0.5, 0.5], [0.25, 0.75]]
+
+
+def logits(rows, temperature=1.0):
+    """Logits of distributions at a temperature; each row is shifted, which a softmax does not see."""
+    return temperature * (torch.tensor(rows, dtype=torch.float64).log() + torch.tensor([[3.0], [-1.0]]))
+
+
+def test_the_squared_distance_is_the_sum_over_the_anchors_names():
+    params = {"a": torch.tensor([1.0, -2.0]), "b": torch.tensor([[3.0]]), "free": torch.tensor([9.0])}
+    assert squared_distance(params, {"a": torch.zeros(2), "b": torch.ones(1, 1)}) == 1 + 4 + 4
+    assert squared_distance(params, {}) == 0
+
+
+def test_differences_are_means_over_batch_and_outputs():
+    one, other = torch.tensor([[1.0, 2.0], [0.0, 4.0]]), torch.tensor([[3.0, 2.0], [0.0, 0.0]])
+    assert l1(one, other) == (2 + 4) / 4 and l2(one, other) == (4 + 16) / 4
+
+
+def test_the_l1_norm():
+    assert l1_norm({"a": torch.tensor([-1.0, 2.0]), "b": torch.tensor([[-3.0]])}) == 6
+    assert l1_norm({}) == 0
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_soft_cross_entropy_and_kl_divergence(temperature):
+    student, teacher = logits(Q, temperature), logits(P, temperature)
+    crossed = (math.log(2) - 0.5 * math.log(0.25) - 0.5 * math.log(0.75)) / 2
+    assert soft_cross_entropy(student, teacher, temperature).item() == pytest.approx(crossed)
+    own = (-0.75 * math.log(0.75) - 0.25 * math.log(0.25) + math.log(2)) / 2
+    assert kl_divergence(student, teacher, temperature).item() == pytest.approx(crossed - own)
+    assert kl_divergence(teacher, teacher, temperature).abs() < 1e-12
+
+
+def test_temperature_is_that_of_both():
+    assert kl_divergence(logits(Q), logits(P), 2.0) == pytest.approx(float(kl_divergence(logits(Q) / 2, logits(P) / 2)))
+    assert soft_cross_entropy(logits(Q), logits(P), 2.0) == pytest.approx(
+        float(soft_cross_entropy(logits(Q) / 2, logits(P) / 2))
+    )
+
+
+def test_logarithms_of_probabilities_stay_finite():
+    probabilities = torch.tensor([[0.0, 0.25, 0.75]])
+    assert log_of(probabilities).isfinite().all()
+    torch.testing.assert_close(log_of(probabilities).softmax(1), probabilities)
+
+
+def test_entropy_is_a_mean_over_rows_in_nats():
+    expected = (-0.75 * math.log(0.75) - 0.25 * math.log(0.25) + math.log(2)) / 2
+    assert entropy(logits(P)) == pytest.approx(expected)
+
+
+def test_diversity_looks_at_pairs():
+    """||e||²: 1/2 · (1 + 4), 2, 0.5 for the pairs 01, 02, 12; |g|: 2, 5, 3; each pair twice, of nine."""
+    noise, made = torch.tensor([[0.0, 0.0], [1.0, 2.0], [0.0, 2.0]]), torch.tensor([[1.0], [3.0], [6.0]])
+    assert diversity(noise, made).item() == pytest.approx(math.exp(-2 * (2.5 * 2 + 2 * 5 + 0.5 * 3) / 9))
+    assert diversity(noise, torch.ones(3, 4)) == 1
