@@ -135,6 +135,8 @@ def test_on_a_quadratic_loss_fedprox_finds_the_known_optimum():
     a, mu = 3.0, 0.5
 
     class Quadratic(FedProx):
+        name = "quadratic"
+
         def loss(self, nets, batch, aux):
             w = nets["main"].parameters()["weight"]
             from polyfed.ops.distance import squared_distance

@@ -68,6 +68,7 @@ def watched(**options):
     """A FedIN that keeps every message: `.down` and `.up` are lists of (round, client, message)."""
 
     class Watched(FedIN):
+        name = "watched"
         down: ClassVar[list] = []
         up: ClassVar[list] = []
         pools: ClassVar[list] = []

@@ -21,6 +21,7 @@ SMALL = pf.Training(epochs=1, batch_size=8, lr=0.05)
 class NoteSubsets(FedMD):
     """Remembers which public rows every party used, by round."""
 
+    name = "notesubsets"
     seen: list = []  # noqa: RUF012 (shared on purpose)
 
     def public_subset(self, party):

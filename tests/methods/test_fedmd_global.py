@@ -121,6 +121,8 @@ def test_server_and_clients_learn_from_the_same_rows():
     seen = []
 
     class Watched(pf.FedMDGlobal):
+        name = "watched"
+
         def distillation(self, data, target, ctx):
             seen.append((data.index.tolist(), target))
             return super().distillation(data, target, ctx)
@@ -221,6 +223,8 @@ def test_the_copy_is_the_model_after_the_global_update():
     noted = []
 
     class Watched(pf.FedMDGlobal):
+        name = "watched"
+
         def revisit(self, client, ctx):
             noted.append(logits_of(client.main, client.train))
             work = super().revisit(client, ctx)
@@ -391,6 +395,8 @@ def test_only_logits_on_public_samples_leave_a_client():
     replies = {}
 
     class Watched(pf.FedMDGlobal):
+        name = "watched"
+
         def fuse(self, server, received, step, ctx):
             replies.update(received)
             super().fuse(server, received, step, ctx)
