@@ -126,8 +126,19 @@ def make_backend(
     infos, data = pool(parties.infos, parties.data) if method.pools_data else (parties.infos, parties.data)
     engine = "sequential" if settings.execution.engine == "flower" else settings.execution.engine
     sample, workers = few(clients.test, settings), settings.execution.workers
-    made = parties.blueprints
-    return InProcess(method, infos, data, made, clients.test, engine, workers, sample=sample, known=known)
+    return InProcess(
+        method,
+        infos,
+        data,
+        parties.blueprints,
+        clients.test,
+        engine,
+        workers,
+        sample=sample,
+        known=known,
+        batch_size=settings.training.batch_size,
+        share=settings.participation.share * (1 - settings.participation.dropout),
+    )
 
 
 def described(model: ModelSpec) -> str:

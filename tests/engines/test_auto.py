@@ -16,7 +16,7 @@ import polyfed as pf
 from polyfed.compare import compare
 from polyfed.core.checkpoint import read_json, write_json
 from polyfed.engines import batched
-from polyfed.engines.auto import is_perceptron
+from polyfed.engines.auto import is_perceptron, sharing
 from polyfed.experiment import experiment, read_experiment
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
@@ -31,6 +31,13 @@ def same(one: pf.Result, other: pf.Result) -> bool:
     return all(torch.equal(weights(one, client), weights(other, client)) for client in one.models)
 
 
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stack perceptrons also where few clients share a step, as those of the contract table do."""
+    monkeypatch.setattr("polyfed.engines.auto.SHARED", 0)
+
+
+@pytest.mark.usefixtures("always")
 def test_perceptrons_are_stacked_and_others_work_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     case = replace(CASES[0], models=("mlp:2x16", "cnn:4-8,bn"))
     chosen = {engine: run_case(case, rounds=3, engine=engine, workers=2) for engine in ("batched", "threads")}
@@ -44,6 +51,7 @@ def test_perceptrons_are_stacked_and_others_work_whole(monkeypatch: pytest.Monke
 PERCEPTRONS = [case for case in CASES if all(model.startswith("mlp") for model in case.models)]
 
 
+@pytest.mark.usefixtures("always")
 @everyday(PERCEPTRONS, few=True)
 def test_numbers_do_not_depend_on_who_shares_a_stack(case: Case) -> None:
     runs = [run_case(case, rounds=2, participation=0.6, engine="auto", workers=workers) for workers in (1, 4)]
@@ -51,6 +59,7 @@ def test_numbers_do_not_depend_on_who_shares_a_stack(case: Case) -> None:
     assert [line.get("loss") for line in runs[0].history] == [line.get("loss") for line in runs[1].history]
 
 
+@pytest.mark.usefixtures("always")
 def test_a_client_alone_in_its_stack_gets_the_numbers_of_a_full_one() -> None:
     everybody = pf.run("local", synthetic(), ["mlp:2x16"], 2, engine="auto", workers=1)
     lone = pf.run("local", synthetic(), ["mlp:2x16", "cnn:4-8", "cnn:4-8", "cnn:4-8"], 2, engine="auto")
@@ -80,12 +89,34 @@ def test_what_counts_as_a_perceptron(module: nn.Module, expected: bool) -> None:
     assert is_perceptron(module) == expected
 
 
+@pytest.mark.parametrize(
+    ("samples", "share", "expected"),
+    [
+        ([30, 30, 30, 30], 1.0, 4),  # one step, of everybody
+        ([32, 64, 96], 1.0, 2),  # the first batch of three, the second of two, the third of one
+        ([7, 8, 9, 10], 1.0, 1),  # nobody has a batch of another's size
+        ([30] * 100, 0.1, 10),  # somebody always takes part
+        ([7, 8], 0.5, 1),
+    ],
+)
+def test_how_many_share_a_step(samples: list[int], share: float, expected: float) -> None:
+    assert sharing(samples, 32, share) == pytest.approx(expected, rel=1e-3)
+
+
+def test_clients_of_unequal_sizes_work_whole_where_hardly_a_batch_is_shared(tmp_path: Path) -> None:
+    clients = pf.split("digits", clients=8, by="dirichlet:0.5", seed=0)
+    for batch_size, way in ((256, "whole"), (2, "stack")):  # all samples of a client are one batch, or a hundred
+        training = pf.Training(batch_size=batch_size)
+        pf.run("local", clients, ["mlp:1x8"], 1, training=training, out=tmp_path / way)
+        assert stored(tmp_path / way)["groups"] == {"mlp:1x8": way}
+
+
 def stored(out: Path) -> dict[str, Any]:
     return json.loads((out / "config.json").read_text())
 
 
 def test_it_is_the_default_of_every_way_to_start_a_run(tmp_path: Path) -> None:
-    short = {"limit": 60, "clients": 2, "models": ["mlp:1x8", "cnn:4-8"], "rounds": 1}
+    short = {"limit": 60, "clients": 6, "partition": "iid", "models": ["mlp:1x8", "cnn:4-8"], "rounds": 1}
     assert pf.run("local", synthetic(2), "mlp:1x8", 1).config["execution"]["engine"] == "auto"
     (tmp_path / "e.toml").write_text("rounds = 1\n")
     assert read_experiment(tmp_path / "e.toml").base.execution.engine == "auto"
@@ -98,7 +129,7 @@ def test_it_is_the_default_of_every_way_to_start_a_run(tmp_path: Path) -> None:
 def test_the_choice_is_stored_printed_and_kept_by_a_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     run = {"models": ["mlp:1x8", "cnn:4-8"], "rounds": 1, "out": out, "progress": True}
-    pf.run("local", pf.split("digits", clients=2), **run)
+    pf.run("local", pf.split("digits", clients=8), **run)
     assert "mlp:1x8 as stacks; cnn:4-8 as whole clients on threads" in " ".join(capsys.readouterr().err.split())
     pf.resume(out, rounds=2)  # it writes the configuration again
     assert stored(out)["groups"] == {"cnn:4-8": "whole", "mlp:1x8": "stack"}
@@ -107,7 +138,7 @@ def test_the_choice_is_stored_printed_and_kept_by_a_resume(tmp_path: Path, capsy
 
 def test_a_run_whose_clients_worked_in_another_way_is_not_continued(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    pf.run("local", pf.split("digits", clients=2), ["mlp:1x8"], 1, out=out)
+    pf.run("local", pf.split("digits", clients=4), ["mlp:1x8"], 1, out=out)
     content = {**read_json(out / "config.json"), "groups": {"mlp:1x8": "whole"}}
     write_json(out / "config.json", content)  # as an earlier version of the rule might have chosen
     with pytest.raises(pf.InputError, match=r"mlp:1x8 as whole clients on threads.*mlp:1x8 as stacks"):

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -165,7 +166,7 @@ def test_states_beyond_the_budget_are_in_files_and_the_same(monkeypatch):
         return take(*args, **kwargs)
 
     monkeypatch.setattr(torch, "from_file", watched)
-    monkeypatch.setattr(inprocess.InProcess.__init__, "__defaults__", ("sequential", None, 1000, None, None))
+    monkeypatch.setattr("polyfed.prepare.InProcess", partial(inprocess.InProcess, memory_budget=1000))
     there = pf.run("fedavg", synthetic(), ["cnn:4-8,bn"], 2)
     assert files
     for client in here.models:

@@ -1,4 +1,4 @@
-"""Perceptrons as stacks, everything else as whole clients on threads: a rule that depends on the networks alone.
+"""Perceptrons as stacks, everything else as whole clients on threads: a rule that depends on the experiment alone.
 
 Why this rule (measurements: `python -m benchmarks.rule`, `results/bench/rule.json`; decision 0016):
 
@@ -7,12 +7,17 @@ Why this rule (measurements: `python -m benchmarks.rule`, `results/bench/rule.js
 - A batched matrix product computes each client's matrix as if it were alone, so the numbers of a stack of perceptrons
   do not depend on who shares it: not on the number of workers, of ranks, or of clients that take part. Convolutions of
   several clients are one grouped convolution, whose rounding does depend on it.
+- Clients take a step of a stack together when their batches have the same size. Where most last batches have a size of
+  their own, as with small clients of unequal sizes, a stack is many lone steps, which cost more than whole clients do:
+  perceptrons are stacked where, by the sizes of all clients, the batch size and the participation, at least three share
+  a step on average.
 
 So a client's results are the same on every run, for any number of workers, and after a resume.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -21,13 +26,14 @@ from torch import nn
 
 from polyfed.core.message import Message
 from polyfed.core.method import Replies, Step
-from polyfed.core.party import Blueprint, Context
+from polyfed.core.party import Blueprint, ClientInfo, Context
 from polyfed.engines.batched import Batched, Job
 from polyfed.engines.work import STACK, WHOLE
 
 if TYPE_CHECKING:
     from polyfed.engines.inprocess import InProcess
 
+SHARED = 3  # clients that take a step together on average: with fewer, whole clients are as fast or faster
 EXACT = (  # layers whose stacks give every client the numbers that it would have alone in one
     nn.Linear,
     nn.Flatten,
@@ -51,8 +57,32 @@ def is_perceptron(module: nn.Module) -> bool:
     return weights == known and all(type(part) in EXACT or not any(True for _ in part.parameters()) for part in leaves)
 
 
+def sharing(samples: Sequence[int], batch_size: int, share: float) -> float:
+    """Return how many clients take a step of a stack together, on average over the steps of an epoch.
+
+    The i-th full batch is one step for all who have so many; last batches of one size are another. A step that `c`
+    clients have is taken by `share * c` of them, and by nobody in a fraction `(1 - share)^c` of the rounds.
+
+    Examples
+    --------
+    >>> sharing([64, 64, 64], 32, 1.0)  # two steps of three clients
+    3.0
+    >>> sharing([40, 50, 60], 32, 1.0)  # one of three, and three lone ones
+    1.5
+    """
+    full = Counter(number // batch_size for number in samples)
+    steps = [count for rest, count in Counter(number % batch_size for number in samples).items() if rest]
+    having = 0
+    for most in sorted(full, reverse=True):  # all who have at least so many full batches
+        having += full[most]
+        below = max((fewer for fewer in full if fewer < most), default=0)
+        steps += [having] * (most - below)
+    taken = sum(1 - (1 - share) ** count for count in steps)
+    return sum(share * count for count in steps) / taken if taken else 0.0
+
+
 class Auto(Batched):
-    """Stacks clients with perceptrons, also a lone one; lets all others work whole."""
+    """Stacks clients with perceptrons that share their steps, also a lone one of them; lets all others work whole."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,20 +90,25 @@ class Auto(Batched):
         self.seen: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # modules serve round after round
 
     def works_whole(self, step: Step, blueprint: Blueprint) -> bool:
-        """Let every client work whole whose network is no perceptron."""
-        return super().works_whole(step, blueprint) or not self.stacks(blueprint)
+        """Let every client work whole for whose architecture the rule says so."""
+        return super().works_whole(step, blueprint) or not self.stacked[blueprint.name]
 
-    def stacks(self, blueprint: Blueprint) -> bool:
-        """Tell what the rule says about an architecture."""
-        if blueprint.name not in self.stacked:
-            assert blueprint.build is not None
+    def choose(
+        self, blueprints: Mapping[str, Blueprint], infos: Mapping[int, ClientInfo], batch_size: int, share: float
+    ) -> None:
+        """Apply the rule to all clients of a federation, of which a share takes part in a round."""
+        samples: dict[str, list[int]] = {name: [] for name in blueprints}
+        for info in infos.values():
+            samples[info.architecture].append(info.samples)
+        for name, blueprint in blueprints.items():
             alone = blueprint.random or "learner" in blueprint.properties
-            self.stacked[blueprint.name] = not alone and is_perceptron(blueprint.build())
-        return self.stacked[blueprint.name]
+            gains = not alone and sharing(samples[name], batch_size, share) >= SHARED
+            assert blueprint.build is not None
+            self.stacked[name] = gains and is_perceptron(blueprint.build())
 
-    def groups(self, blueprints: Mapping[str, Blueprint]) -> dict[str, str]:
+    def groups(self) -> dict[str, str]:
         """Return how clients of each architecture work: as a stack, or whole."""
-        return {name: STACK if self.stacks(blueprint) else WHOLE for name, blueprint in sorted(blueprints.items())}
+        return {name: STACK if stacked else WHOLE for name, stacked in sorted(self.stacked.items())}
 
     def by_stages(self, backend: InProcess, step: Step, messages: Mapping[int, Message], ctx: Context) -> Replies:
         """Let all clients work from stage to stage; what an earlier run had trained already is told."""

@@ -40,8 +40,10 @@ class Engine(Protocol):
         ...
 
 
-def make_engine(name: str) -> Engine:
-    """Return an engine by its name."""
+def make_engine(
+    name: str, blueprints: Mapping[str, Blueprint], infos: Mapping[int, ClientInfo], batch_size: int, share: float
+) -> Engine:
+    """Return an engine by its name; `auto` looks at the clients, and how many of them take part in a round."""
     if name in ("sequential", "threads"):
         from polyfed.engines.threads import Threads
 
@@ -53,7 +55,9 @@ def make_engine(name: str) -> Engine:
     if name == "auto":
         from polyfed.engines.auto import Auto
 
-        return Auto()
+        auto = Auto()
+        auto.choose(blueprints, infos, batch_size, share)
+        return auto
     raise InputError(f"engine is one of {', '.join(ENGINES)} or flower, not '{name}'.")
 
 
@@ -87,6 +91,8 @@ class InProcess:
         memory_budget: int = MEMORY_BUDGET,
         sample: Samples | None = None,
         known: KnownStages | None = None,
+        batch_size: int = 32,
+        share: float = 1.0,
     ) -> None:
         if workers is not None and workers < 1:
             raise InputError(f"workers must be at least 1, got {workers}.")
@@ -95,7 +101,7 @@ class InProcess:
         self.method = method
         self.infos = self.store.infos
         self.blueprints = self.store.blueprints
-        self.engine = make_engine(engine)
+        self.engine = make_engine(engine, self.blueprints, self.infos, batch_size, share)
         self.known = known  # stages of earlier runs on the same data: only whole clients on threads use them
         self.shared = {"test": test, "sample": sample if sample is not None else test}
         self.spent: dict[tuple[str, int], float] = {}  # seconds of a client's last work in a step
@@ -106,7 +112,7 @@ class InProcess:
         """Return how clients of each architecture work where the engine chooses: as a `stack`, or `whole`."""
         from polyfed.engines.auto import Auto
 
-        return self.engine.groups(self.blueprints) if isinstance(self.engine, Auto) else {}
+        return self.engine.groups() if isinstance(self.engine, Auto) else {}
 
     # --- the interface of core/backend.py ---
 
