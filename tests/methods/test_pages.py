@@ -102,3 +102,5 @@ def test_a_page_says_how_to_run_the_method_and_what_it_costs(page):
     assert f"\n## Cost\n\n{line}\n\n" in text
     assert methods.registry()[page].traffic
     assert re.fullmatch(COST, line), "the site would not replace it"
+    cost = text.partition("\n## Cost\n")[2].partition("\n## ")[0]
+    assert re.search(r"[Ss]tacked\s+by\s+the\s+`batched`\s+engine", cost), "whether many clients train as one program"

@@ -17,8 +17,8 @@ from polyfed.ops.distance import (
     squared_distance,
 )
 
-P = [[0.75, 0.25], [0.5, 0.5]]
-Q = [[0.5, 0.5], [0.25, 0.75]]
+P = [[0.75, 0.25], [0.2, 0.8]]
+Q = [[0.6, 0.4], [0.25, 0.75]]
 
 
 def logits(rows, temperature=1.0):
@@ -45,9 +45,9 @@ def test_the_l1_norm():
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 def test_soft_cross_entropy_and_kl_divergence(temperature):
     student, teacher = logits(Q, temperature), logits(P, temperature)
-    crossed = (math.log(2) - 0.5 * math.log(0.25) - 0.5 * math.log(0.75)) / 2
+    crossed = -(0.75 * math.log(0.6) + 0.25 * math.log(0.4) + 0.2 * math.log(0.25) + 0.8 * math.log(0.75)) / 2
     assert soft_cross_entropy(student, teacher, temperature).item() == pytest.approx(crossed)
-    own = (-0.75 * math.log(0.75) - 0.25 * math.log(0.25) + math.log(2)) / 2
+    own = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25) + 0.2 * math.log(0.2) + 0.8 * math.log(0.8)) / 2
     assert kl_divergence(student, teacher, temperature).item() == pytest.approx(crossed - own)
     assert kl_divergence(teacher, teacher, temperature).abs() < 1e-12
 
@@ -66,7 +66,7 @@ def test_logarithms_of_probabilities_stay_finite():
 
 
 def test_entropy_is_a_mean_over_rows_in_nats():
-    expected = (-0.75 * math.log(0.75) - 0.25 * math.log(0.25) + math.log(2)) / 2
+    expected = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25) + 0.2 * math.log(0.2) + 0.8 * math.log(0.8)) / 2
     assert entropy(logits(P)) == pytest.approx(expected)
 
 

@@ -67,9 +67,9 @@ def test_reparameterized_moments_and_gradient():
 
 
 def test_reconstruction_error_by_hand():
-    images, target = torch.zeros(2, 1, 2, 2), torch.zeros(2, 1, 2, 2)
-    images[0] = 0.5  # four pixels of 0.25
-    images[1, 0, 0, 0] = 1.0  # one pixel of 1
+    images, target = torch.full((2, 1, 2, 2), 0.25), torch.full((2, 1, 2, 2), 0.25)
+    images[0] += 0.5  # four pixels of 0.25
+    images[1, 0, 0, 0] += 1.0  # one pixel of 1
     assert reconstruction_error(images, target).item() == pytest.approx((1.0 + 1.0) / 2)
     assert reconstruction_error(images, target, "mean").item() == pytest.approx((0.25 + 0.25) / 2)
 
@@ -83,6 +83,8 @@ def test_matching_by_hand():
     everybody = torch.ones(3)
     # Class 0: the mean is the prototype. Class 1: distance 1. Class 2 is not in the batch.
     assert distribution_matching(FEATURES, LABELS, PROTOTYPES, everybody).item() == pytest.approx((0 + 1) / 2)
+    further = FEATURES + torch.tensor([[0.0, 0.0], [0.0, 0.0], [1.0, 0.0]])  # twice as far: four times as much
+    assert distribution_matching(further, LABELS, PROTOTYPES, everybody).item() == pytest.approx((0 + 4) / 2)
     assert distribution_matching(FEATURES, LABELS, PROTOTYPES, everybody, "pointwise").item() == pytest.approx(1.0)
 
 

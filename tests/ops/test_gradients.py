@@ -156,3 +156,8 @@ def test_many_clients_at_once(scope):
     for client, (g, h) in enumerate(pairs):
         for name, z in project(g, h, scope).items():
             assert torch.allclose(batched[name][client], z, atol=1e-12)
+
+
+@pytest.mark.parametrize("scope", ["tensor", "global"])
+def test_where_nothing_is_trained_there_is_nothing_to_project(scope):
+    assert project({}, {}, scope) == {}
