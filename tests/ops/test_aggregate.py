@@ -105,3 +105,10 @@ def test_weighted_mean_leaves_its_inputs_alone():
     a, b = torch.tensor([1.0]), torch.tensor([4.0])
     assert weighted_mean([a, b], [2.0, 1.0]).item() == 2.0
     assert (a.item(), b.item()) == (1.0, 4.0)
+
+
+def test_replies_of_another_precision_are_averaged_in_that_of_the_state():
+    state = {"w": torch.zeros(2)}
+    parts = [Part({"w": torch.tensor([k, 4.0], dtype=torch.float64)}, {"w": Slot("w")}, 1.0) for k in (1, 3)]
+    scatter_mean(state, parts)
+    assert state["w"].tolist() == [2.0, 4.0] and state["w"].dtype == torch.float32
