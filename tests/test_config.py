@@ -15,11 +15,12 @@ from polyfed import methods
 from polyfed.api import described, execute
 from polyfed.command import command, method_words
 from polyfed.compare import compare
-from polyfed.config import SECTIONS, Config, differences, option_names, short_names
+from polyfed.config import SECTIONS, Config, option_names, short_names
 from polyfed.core.errors import InputError, RunDirectoryError
 from polyfed.core.fields import in_words, meanings, types_of
 from polyfed.core.lock import Lock
 from polyfed.experiment import experiment, read_experiment
+from polyfed.stored import differences
 from test_cli import SMALL, polyfed, refused
 
 # One value for every setting that is not its default.

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from polyfed.config import Config, Data, read_config
+from polyfed.config import Config, Data
 from polyfed.core.checkpoint import read_json
 from polyfed.core.errors import InputError, RunDirectoryError
 from polyfed.core.rundir import RunDirectory
@@ -22,6 +22,7 @@ from polyfed.data import Clients, load
 from polyfed.data.dataset import content_hash, measure, plural
 from polyfed.execute import check_longer, execute
 from polyfed.result import Result
+from polyfed.stored import read_config
 
 ENCODED = ("table", "text")  # kinds of rows that become numbers by a form
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from polyfed import methods
 from polyfed.arguments import as_method, as_metrics, as_models, check_arguments
-from polyfed.config import Config, Data, Networks, read_config
+from polyfed.config import Config, Data, Networks
 from polyfed.core.errors import RunDirectoryError
 from polyfed.core.method import Method
 from polyfed.core.metrics import Function, make_metrics
@@ -22,6 +22,7 @@ from polyfed.execute import execute, prolonged
 from polyfed.prepare import described, prepare
 from polyfed.result import Result
 from polyfed.specs import ModelSpec
+from polyfed.stored import read_config
 
 __all__ = ["execute", "prepare", "prolonged", "resume", "run"]
 

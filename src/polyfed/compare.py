@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from polyfed.api import configured, execute, prepare
 from polyfed.arguments import as_method, as_metrics, as_models
-from polyfed.config import Config, check_same
+from polyfed.config import Config
 from polyfed.core.checkpoint import read_json, write_json
-from polyfed.core.cost import DOWN, UP
 from polyfed.core.errors import InputError, PolyfedError, TrainingError
 from polyfed.core.lock import Lock
 from polyfed.core.method import Method
@@ -23,50 +21,20 @@ from polyfed.engines.known import KnownStages
 from polyfed.experiment import Experiment
 from polyfed.jobs import Together
 from polyfed.processes import CutOff, Here, Job, Observer, Summary
+from polyfed.rows import REFERENCE, Row, Rows, summarize
 from polyfed.specs import ModelSpec
+from polyfed.stored import check_same
 from polyfed.sweep import Try, best, check_measured, tries
 from polyfed.terminal.live import showing_several
 from polyfed.terminal.progress import Ahead, Place
-from polyfed.terminal.tables import comparison_table
 
-REFERENCE = "local"
 SWEEP = "sweep"  # folder of all tries; those that were chosen are named in comparison.json
-
-
-@dataclass(frozen=True)
-class Row:
-    """One method over all seeds."""
-
-    method: str
-    accuracy: list[float]  # mean over clients, by seed
-    worst: list[float]  # worst client, by seed
-    globals: list[float]  # global model, by seed (may be empty)
-    gain: list[float]  # over local training, paired by seed (empty without a reference)
-    bytes_up: float  # payload of one client, mean
-    bytes_down: float
-    wire_up: float  # the same as serialised, with framing
-    wire_down: float
-    seconds: float
-    took_part: list[float]  # mean over clients that took part in a round, by seed (empty: all clients did)
-    differs: dict[str, Any] = field(default_factory=dict)  # settings of this row alone, by full name
-    tries: int = 1  # choices of a sweep, of which validation data chose this one
-    personal: list[float] = field(default_factory=list)  # on own test data, mean over clients, by seed (empty: none)
-    metrics: dict[str, list[float]] = field(default_factory=dict)  # mean over clients, by seed
-    score: str = "accuracy"  # what stands where accuracy is said
 
 
 Started = Callable[[Config, Place], Sequence[Observer]]  # those with a method `close` are closed when their run ends
 
 
 Methods = Mapping[str, "Method | type[Method] | str"] | Sequence["Method | type[Method] | str"]
-
-
-class Rows(list[Row]):
-    """The rows of a comparison, which know how to be shown."""
-
-    def table(self, title: str = "comparison") -> Any:
-        """Return a rich table: who gained what at which cost."""
-        return comparison_table(self, title)
 
 
 def compare(
@@ -309,51 +277,3 @@ def _rows(
 def folder_of(config: Config) -> Path:
     """Return where a comparison keeps a run."""
     return Path(config.label.replace("/", "-").replace(" ", "_")) / f"seed-{config.seed}"
-
-
-def summarize(results: dict[str, list[dict[str, Any]]], alone: Collection[str] = (REFERENCE,)) -> list[Row]:
-    """Turn results by method and seed into rows; a gain is over the same networks under one of the labels `alone`."""
-    references = {
-        tuple(results[label][0]["architectures"]): [r["accuracy"]["mean"] for r in results[label]]
-        for label in sorted(alone, key=lambda label: label == REFERENCE)  # it is the last, and stays
-        if label in results
-    }
-    rows = []
-    for label, runs in results.items():
-        means = [r["accuracy"]["mean"] for r in runs]
-        reference = references.get(tuple(runs[0]["architectures"]), []) if label not in alone else []
-        clients = len(runs[0]["architectures"])
-        rows.append(
-            Row(
-                method=label,
-                accuracy=means,
-                worst=[r["accuracy"]["worst"] for r in runs],
-                globals=[r["accuracy"]["global"] for r in runs if r["accuracy"]["global"] is not None],
-                gain=[a - b for a, b in zip(means, reference, strict=True)] if reference else [],
-                bytes_up=fmean(r["cost"][f"bytes_{UP}"] for r in runs) / clients,
-                bytes_down=fmean(r["cost"][f"bytes_{DOWN}"] for r in runs) / clients,
-                wire_up=fmean(r["cost"][f"wire_{UP}"] for r in runs) / clients,
-                wire_down=fmean(r["cost"][f"wire_{DOWN}"] for r in runs) / clients,
-                seconds=fmean(r["cost"]["seconds"]["total"] for r in runs),
-                took_part=_of_those_who_took_part([r["accuracy"] for r in runs]),
-                personal=_known(r["accuracy"].get("personal", {}).get("mean") for r in runs),
-                metrics={
-                    name: _known(r["accuracy"].get("metrics", {}).get(name, {}).get("mean") for r in runs)
-                    for name in runs[0]["accuracy"].get("metrics", {})
-                },
-                score=runs[0]["accuracy"].get("score", "accuracy"),
-            )
-        )
-    return rows
-
-
-def _known(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
-
-
-def _of_those_who_took_part(found: Sequence[dict[str, Any]]) -> list[float]:
-    """Return by seed the mean over clients that took part in a round; nothing where all did in every seed."""
-    if not any("took_part" in accuracy for accuracy in found):
-        return []
-    means = [accuracy.get("took_part", accuracy)["mean"] for accuracy in found]
-    return [mean for mean in means if mean is not None]

@@ -1,7 +1,7 @@
 """The configuration of a run: one typed tree for the command line, TOML files, `config.json`, resume and the report.
 
 Settings have short names (`lr`) and full ones (`training.lr`); both are understood everywhere. Two runs are the same
-when their configurations are equal, and `differences` names what is not.
+when their configurations are equal; `stored.py` names what is not.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from operator import attrgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from polyfed.core.errors import InputError, RunDirectoryError, unknown
+from polyfed.core.errors import unknown
 from polyfed.core.fields import AtLeastOne, PartShare, check_fields, setting, split_names
 from polyfed.core.privacy import Privacy
 from polyfed.core.settings import Evaluation, Execution, Participation, Settings, Training
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from polyfed.data import Clients, Dataset
 
 OWN = "own data"  # the source of data that came as objects
-UNIMPORTANT = ("execution.workers", "execution.checkpoint_seconds")  # they change no bit of a result
 
 
 @dataclass(frozen=True)
@@ -304,25 +302,6 @@ def option_names() -> tuple[str, ...]:
     return tuple(short for short, _, option in _declared() if option)
 
 
-def differences(earlier: Config, now: Config) -> list[str]:
-    """Name every setting in which two runs differ: `training.lr was 0.05, now 0.1`."""
-    before, after = _flat(earlier.dump()), _flat(now.dump())
-    keys = [key for key in dict.fromkeys([*after, *before]) if key not in UNIMPORTANT]
-    return [
-        f"{key} was {before.get(key)!r}, now {after.get(key)!r}" for key in keys if before.get(key) != after.get(key)
-    ]
-
-
-def _flat(tree: Mapping[str, Any], start: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{start}{key}.")
-        else:
-            found[start + key] = value
-    return found
-
-
 def known_fields(section: str, kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a section; a name that it does not have is refused with the nearest one."""
     known = [item.name for item in fields(kind)]
@@ -330,38 +309,3 @@ def known_fields(section: str, kind: type[Any], values: Mapping[str, Any]) -> di
         if name not in known:
             raise unknown(f"option of {section}", name, known)
     return dict(values)
-
-
-# --- the run in a directory ---
-
-
-def read_config(out: str | Path) -> Config:
-    """Return the configuration of a run directory.
-
-    Raises
-    ------
-    RunDirectoryError
-        When there is none, or it is damaged or from another version.
-    """
-    from polyfed.core.rundir import RunDirectory  # it needs torch, which the command line's help does not
-
-    found = RunDirectory.read_config(Path(out))
-    try:
-        return Config.load(found)
-    except (InputError, KeyError, TypeError) as error:
-        raise RunDirectoryError(f"The configuration in {out} cannot be used: {error}") from error
-
-
-def check_same(out: str | Path, config: Config) -> None:
-    """Refuse a directory that holds a run with other settings.
-
-    Raises
-    ------
-    RunDirectoryError
-        Naming every setting that differs.
-    """
-    found = differences(read_config(out), config)
-    if found:
-        raise RunDirectoryError(
-            f"{out} holds a run with other settings ({'; '.join(found)}): use the same ones, or another --out."
-        )

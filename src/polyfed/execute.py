@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from polyfed.config import Config, check_same
+from polyfed.config import Config
 from polyfed.core.errors import InputError, RunDirectoryError
 from polyfed.core.federation import Federation
 from polyfed.core.method import EVALUATE
@@ -36,6 +36,7 @@ from polyfed.prepare import (
 )
 from polyfed.result import Models, Result
 from polyfed.specs import ModelSpec
+from polyfed.stored import check_same
 from polyfed.trained import describe_use
 
 

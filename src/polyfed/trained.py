@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.build import make_module
-from polyfed.config import read_config
 from polyfed.core.checkpoint import read_json, read_tree, state_file
 from polyfed.core.errors import InputError, RunDirectoryError
 from polyfed.core.kept import packed, unpacked
@@ -38,6 +37,7 @@ from polyfed.data.pictures import given_images, in_unit, one_by_one
 from polyfed.data.texts import Words
 from polyfed.fusion.files import rebuild
 from polyfed.specs import ModelSpec, is_own, label_of, weights_of
+from polyfed.stored import read_config
 
 FILE = "inputs.json"  # beside the models of a run
 CHUNK = 256  # rows at once

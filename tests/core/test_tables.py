@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 import polyfed as pf
-from polyfed.compare import summarize
 from polyfed.core.cost import CostMeter
 from polyfed.result import Result
+from polyfed.rows import summarize
 from polyfed.terminal.tables import amount, comparison_table
 
 

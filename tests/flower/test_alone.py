@@ -185,9 +185,10 @@ def test_a_site_that_begins_from_a_checkpoint_sends_its_weights_instead_of_a_nam
 
 def test_a_site_that_got_a_key_later_takes_part_when_the_federation_goes_on(tmp_path):
     from polyfed.api import prolonged
-    from polyfed.config import Config, read_config
+    from polyfed.config import Config
     from polyfed.core.rundir import RunDirectory
     from polyfed.flower.serve import start_directory
+    from polyfed.stored import read_config
 
     config = Config(make("fedavg"), "fedavg", 3)
     directory, run = start_directory(config, tmp_path / "run", ["north", "south"], resume=False)

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from polyfed import report
 from polyfed.cli import app, main
-from polyfed.compare import summarize
 from polyfed.core.errors import InputError
 from polyfed.report import static
 from polyfed.report.runs import Study
+from polyfed.rows import summarize
 from polyfed.terminal.live import LiveProgress, View
 from polyfed.terminal.progress import PlainProgress
 from polyfed.terminal.tables import client_table, comparison_table, say

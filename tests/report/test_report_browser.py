@@ -9,8 +9,8 @@ import pytest
 from report_runs import make_run
 
 from polyfed import report
+from polyfed.report.cells import NOTHING
 from polyfed.report.runs import Study, study
-from polyfed.report.tables import NOTHING
 
 pytestmark = [pytest.mark.pages, pytest.mark.xdist_group("report")]  # one comparison and one browser
 SECTIONS = ["answer", "leaderboard", "curves", "frontier", "clients", "data", "wire", "configuration"]

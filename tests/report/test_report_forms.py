@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from polyfed import report
 from polyfed.core.errors import InputError
-from polyfed.report import again, charts, forms, tables
+from polyfed.report import again, cells, charts, forms, tables
 from polyfed.report.page import render
 from polyfed.report.runs import Study, study
 from polyfed.report.words import answer
@@ -101,14 +101,14 @@ def test_latex_is_escaped_and_marks_the_best():
     ("text", "expected"),
     [
         ("a_b&c%d#e$f{g}", r"a\_b\&c\%d\#e\$f\{g\}"),
-        (f"{tables.MINUS}1.5 and 2.0{tables.TIMES}", r"$-$1.5 and 2.0$\times$"),
-        (tables.NOTHING, "--"),
+        (f"{cells.MINUS}1.5 and 2.0{cells.TIMES}", r"$-$1.5 and 2.0$\times$"),
+        (cells.NOTHING, "--"),
         ("a<b>c", "a$<$b$>$c"),
     ],
 )
 def test_latex_of_a_heading_and_a_cell(text, expected):
-    column = tables.Column(text, group="50 % accuracy")
-    made = tables.Table("t", "T", [column], [[tables.Cell(text, half="0.1")]])
+    column = cells.Column(text, group="50 % accuracy")
+    made = cells.Table("t", "T", [column], [[cells.Cell(text, half="0.1")]])
     lines = [rf"{expected}, 50 \% accuracy \\", r"\midrule", rf"{expected} $\pm$ 0.1 \\"]
     assert forms.to_latex(made).splitlines() == [
         r"\begin{tabular}{r}",
@@ -120,7 +120,7 @@ def test_latex_of_a_heading_and_a_cell(text, expected):
 
 
 def test_latex_of_a_table_without_rows():
-    text = forms.to_latex(tables.Table("t", "T", [tables.Column("method", number=False)], []))
+    text = forms.to_latex(cells.Table("t", "T", [cells.Column("method", number=False)], []))
     assert text.splitlines()[0] == r"\begin{tabular}{l}" and r"method \\" in text
 
 

@@ -5,8 +5,8 @@ from report_runs import make_run
 
 import polyfed as pf
 from polyfed.report import page, table, tables
+from polyfed.report.cells import NOTHING
 from polyfed.report.runs import Study
-from polyfed.report.tables import NOTHING
 from polyfed.testing.setting import synthetic
 
 

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 import polyfed as pf
-from polyfed.compare import Row
 from polyfed.core.errors import InputError
+from polyfed.rows import Row
 from polyfed.terminal.tables import amount, client_table, comparison_table
 
 

@@ -41,7 +41,7 @@ def open_run(path: str | Path) -> OpenedRun:
         When the run is not finished, or used objects that only its own script can make.
     """
     from polyfed.api import prepare
-    from polyfed.config import read_config
+    from polyfed.stored import read_config
 
     path = Path(path)
     config = read_config(path)

@@ -201,9 +201,9 @@ def _config(given: dict[str, Any], told: dict[str, str | None]) -> Config:
     """Return the configuration from the options, or that of the run that is resumed."""
     from polyfed.api import prolonged
     from polyfed.command import parse_value
-    from polyfed.config import read_config
     from polyfed.core.settings import Execution
     from polyfed.experiment import read_experiment
+    from polyfed.stored import read_config
 
     if given["resume"]:
         config = read_config(given["out"])

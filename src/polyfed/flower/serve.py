@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 
 from polyfed import methods
-from polyfed.config import Config, Networks, check_same
+from polyfed.config import Config, Networks
 from polyfed.core.errors import InputError, RunDirectoryError
 from polyfed.core.method import Method
 from polyfed.core.privacy import check_privacy
@@ -29,6 +29,7 @@ from polyfed.flower.reach import check_free
 from polyfed.flower.registration import NodeDirectory
 from polyfed.flower.running import Given, Observers, run_federation
 from polyfed.result import Result
+from polyfed.stored import check_same
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 

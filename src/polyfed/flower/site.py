@@ -25,7 +25,7 @@ from polyfed.core.message import Message
 from polyfed.core.method import EVALUATE, Method, Step
 from polyfed.core.metrics import Metric, make_metrics
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, PartyData, load_state
-from polyfed.core.privacy import LEDGER, Privacy
+from polyfed.core.privacy import LEDGER
 from polyfed.core.rng import seeded
 from polyfed.core.runner import run_stage
 from polyfed.core.settings import Training
@@ -33,20 +33,12 @@ from polyfed.core.threads import one_thread
 from polyfed.engines.inprocess import drive, receive
 from polyfed.flower.alone import train_alone
 from polyfed.flower.codec import Body, Head
-from polyfed.flower.describe import (
-    FAILING,
-    JOINING,
-    MEASURING,
-    PRIVATE,
-    WORKING,
-    introduce,
-    make_own_blueprint,
-)
-from polyfed.flower.rehearse import Problem, in_words, rehearse
+from polyfed.flower.describe import introduce, make_own_blueprint
 from polyfed.flower.sitedata import SiteData, described
 from polyfed.flower.sitefolder import SERVER, SiteFolder, Tag, tag_of
+from polyfed.flower.whatleaves import privacy_of, what_leaves
 from polyfed.methods.local import Local
-from polyfed.specs import ModelSpec, in_zoo, label_of
+from polyfed.specs import ModelSpec, label_of
 from polyfed.trained import model_file, name_of
 
 LAST = 1 << 30
@@ -299,32 +291,10 @@ class Site(SiteFolder):
 
     def tell(self, method: Method, blueprint: Blueprint, run: Mapping[str, Any]) -> None:
         """Say once what a federation will carry out of this site, before anything is."""
-        if run["federation"] in self.told:
-            return
-        self.told.add(run["federation"])
-        options = ", ".join(f"{key}={value}" for key, value in run["options"].items())
-        self.say(f"The server runs {method.name}{f' ({options})' if options else ''} for {run['rounds']} rounds.")
-        self.say(f"What leaves this site: {method.sends}.")
-        shape, outputs = self.data.input_shape, blueprint.num_classes
-        problem = Problem(self.data.num_classes, shape, outputs, self.data.public is not None, self.data.task)
-        privacy = privacy_of(run)
-        if privacy.on:
-            budget = "no budget" if privacy.epsilon is None else f"at most epsilon {privacy.epsilon:g}"
-            self.say(f"What leaves is differentially private for each sample: {budget}, delta {privacy.delta:g}.")
-        if privacy.of_clients:
-            self.say(
-                "The server adds noise to what it combines, for each site as a whole; it sees what leaves this site "
-                "without noise."
-            )
-        for line in in_words(rehearse(method, blueprint, problem, run["seed"]), self.data.num_classes):
-            self.say(f"  {line}")
-        self.say(f"  when it joins: {'; '.join(JOINING.values())}")
-        if method.shares and not in_zoo(self.model):
-            self.say("  when it joins: the initial weights of its network")
-        self.say(f"  with every reply: {'; '.join((PRIVATE if privacy.on else WORKING).values())}")
-        self.say(f"  with every measurement: {'; '.join(MEASURING.values())}")
-        self.say(f"  instead of a reply, if this site cannot give it: {'; '.join(FAILING.values())}")
-        self.say(f"{'Model weights are' if method.shares else 'No weights are'} among it; your samples stay here.")
+        if run["federation"] not in self.told:
+            self.told.add(run["federation"])
+            for line in what_leaves(self.model, self.data, method, blueprint, run):
+                self.say(line)
 
     def last_words(self) -> list[str]:
         """Return what the people here have from it: what was gained, and their model."""
@@ -343,8 +313,3 @@ class Site(SiteFolder):
             how = "" if isinstance(self.model, str) else f", model={label_of(self.model)}"
             words.append(f"Your model: {self.outcome}, load it with polyfed.load_model('{self.outcome}'{how})")
         return words
-
-
-def privacy_of(run: Mapping[str, Any]) -> Privacy:
-    """Return how private training is to be, as the server says."""
-    return Privacy(**run.get("privacy", {}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 from typing import TYPE_CHECKING
 
-from polyfed.report.tables import MINUS, NOTHING, TIMES, Cell, Column, Table
+from polyfed.report.cells import MINUS, NOTHING, TIMES, Cell, Column, Table
 
 if TYPE_CHECKING:
     import pandas  # type: ignore[import-untyped]

@@ -118,8 +118,8 @@ def held_accuracy(folder: Path) -> float:
     import torch
 
     from polyfed.api import prepare
-    from polyfed.config import read_config
     from polyfed.core.evaluate import measure
+    from polyfed.stored import read_config
 
     config = read_config(folder)
     clients = config.data.load(config.seed)

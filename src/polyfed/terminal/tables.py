@@ -18,7 +18,7 @@ from polyfed.core.summary import client_columns
 from polyfed.ops.estimate import estimate
 
 if TYPE_CHECKING:
-    from polyfed.compare import Row
+    from polyfed.rows import Row
 
 
 LEAST = 16  # letters that a column of names keeps in a line
