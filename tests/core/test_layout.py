@@ -80,3 +80,16 @@ def test_a_shortcut_that_picks_pixels_first_is_the_strided_convolution(size):
     expected.backward(direction)
     torch.testing.assert_close(maps[0].grad, maps[1].grad)
     torch.testing.assert_close(shortcut.conv.weight.grad, strided.weight.grad)
+
+
+@pytest.mark.long  # a process of its own
+def test_a_first_convolution_does_not_wait_for_torchs_compiler():
+    code = (
+        "import sys, torch, polyfed as pf\n"
+        "x, y = torch.randn(12, 1, 8, 8), torch.arange(12) % 3\n"
+        "clients = pf.Clients.from_parts([(x, y)] * 2, test=(x, y))\n"
+        "pf.run('fedavg', clients, 'cnn:4-8', rounds=1, engine='threads', progress=False)\n"
+        "print('imported:', *sorted({'torch._dynamo', 'scipy', 'sklearn', 'pandas'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1:] == ["imported:"], done.stdout + done.stderr

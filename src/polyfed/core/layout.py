@@ -152,6 +152,11 @@ class Convolutions(TorchDispatchMode):
         super().__init__()
         self.safe = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Do without torch's guard against its compiler, which it would import for it: two seconds for nothing."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look at the call, then make it."""
         if func is torch.ops.aten.convolution.default:

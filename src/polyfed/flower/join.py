@@ -14,7 +14,7 @@ from polyfed.core.errors import InputError, MessageError, PolyfedError
 from polyfed.flower.child import LinkError, last_line
 from polyfed.flower.codec import Body, pack, unpack
 from polyfed.flower.keys import SiteKeys, check_names, read_site_keys
-from polyfed.flower.link import SiteLink
+from polyfed.flower.link import MessageLost, SiteLink
 from polyfed.flower.reach import ADVICE, wait_for_server
 from polyfed.flower.signing import SealCheck
 from polyfed.flower.site import Site
@@ -127,8 +127,8 @@ class Attendance:
                 self._restart()
             try:
                 worked = self._once()
-            except httpx.HTTPError:
-                worked = False  # SuperNode is starting, or ended while we talked
+            except (httpx.HTTPError, MessageLost):
+                worked = False  # SuperNode is starting, ended while we talked, or the server stopped meanwhile
             if self.site.refused is not None:  # the server hears why, and says goodbye
                 leave = min(leave, time.monotonic() + END_SECONDS)
             self._look()

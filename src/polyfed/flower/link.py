@@ -33,6 +33,8 @@ from flwr.proto.runtime_pb2 import (
 )
 from flwr.supercore.constant import TaskType
 from flwr.supercore.control.control_http_client import ControlHttpClient
+from flwr.supercore.inflatable.inflatable_object import UnexpectedObjectContentError
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError, ObjectUnavailableError
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
@@ -52,6 +54,7 @@ START = 60.0  # seconds until a Flower process must answer
 HEARTBEAT = 10.0  # seconds between two signs of life of a claimed task; Flower forgets a task after 30
 PATIENCE = 20.0  # seconds of retries until SuperLink counts as gone
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+LOSSES = (ObjectPullError, ObjectPushError, ObjectUnavailableError, UnexpectedObjectContentError, RuntimeError)
 
 # A FAB must exist for Flower to have a run; it holds no code, and nobody here opens it.
 _FAB = b"""[project]
@@ -283,6 +286,8 @@ class SiteLink:
         ------
         httpx.HTTPError
             When SuperNode is not there (not yet, or no longer).
+        MessageLost
+            When it dropped the message.
         """
         token = _claim(self.client, TaskType.CLIENT_APP)
         if token is None:
@@ -309,16 +314,27 @@ class SiteLink:
             self.child = None
 
 
+class MessageLost(LinkError):
+    """SuperNode dropped a message while we talked, as it does when the server stops; who still wants it asks again."""
+
+
 class Task:
     """One message that waits for our reply."""
 
     def __init__(self, client: RuntimeHttpClient) -> None:
         self.client = client
-        self.message, self.context, _, _ = pull_task_input(client)
+        try:
+            self.message, self.context, _, _ = pull_task_input(client)
+        except LOSSES as error:
+            raise MessageLost(f"A message was lost: {error}") from error
 
     def reply(self, content: RecordDict) -> None:
         """Hand the reply to SuperNode, which carries it to the server."""
-        push_message(self.client, FlowerMessage(content, reply_to=self.message), self.context)
+        reply = FlowerMessage(content, reply_to=self.message)
+        try:
+            push_message(self.client, reply, self.context)
+        except LOSSES as error:
+            raise MessageLost(f"A reply was lost: {error}") from error
         self.client.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.COMPLETED))
 
 

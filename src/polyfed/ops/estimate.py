@@ -47,6 +47,6 @@ def estimate(values: Sequence[float]) -> Estimate | None:
 @cache
 def quantile(freedom: int) -> float:
     """Return the two-sided quantile of Student's t distribution at our level."""
-    from scipy.stats import t  # type: ignore[import-untyped]
+    from scipy.special import stdtrit  # type: ignore[import-untyped]  # all of scipy.stats takes a second to import
 
-    return float(t.ppf((1 + LEVEL) / 2, freedom))
+    return float(stdtrit(freedom, (1 + LEVEL) / 2))

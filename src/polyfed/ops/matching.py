@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from itertools import product
 
 import torch
-from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
 from torch import Tensor
 
 GRID = tuple(product((1.0, 0.1), (10.0, 1.0), (1.0, 1e-3, 50.0)))  # sigma2, sigma0_2, gamma to search over
@@ -280,6 +279,8 @@ class _Book:
 
     def place(self, j: int, vectors: Tensor, precision: Tensor, options: Matching) -> None:
         """Give every unit of a network an existing or a new global unit, so that the sum of gains is largest."""
+        from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
+
         size, units = len(self.counts), len(vectors)
         new = units if options.max_global is None else min(units, max(options.max_global - size, 1))
         new = max(new, units - size)  # no unit may be left over, whatever the limit

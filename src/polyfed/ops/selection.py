@@ -11,8 +11,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from scipy.cluster.hierarchy import fcluster, linkage  # type: ignore[import-untyped]
-from scipy.optimize import minimize_scalar  # type: ignore[import-untyped]
 from torch import Tensor
 
 ABSENT = -1e9  # the score of a class that no chosen network knows: finite, so that losses stay numbers
@@ -101,6 +99,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
 
     The cross-entropy is convex in 1/T, so over log T it has one minimum.
     """
+    from scipy.optimize import minimize_scalar  # type: ignore[import-untyped]
 
     def cost(log_temperature: float) -> float:
         return float(torch.nn.functional.cross_entropy(logits.double() / math.exp(log_temperature), labels))
@@ -133,6 +132,8 @@ def cluster_heads(outputs: Tensor, samples: Sequence[float], keep: int) -> list[
 
     Average linkage down to `keep` groups; the largest is the one with the most samples, ties to the lowest index.
     """
+    from scipy.cluster.hierarchy import fcluster, linkage  # type: ignore[import-untyped]
+
     if keep >= len(outputs):
         return list(range(len(outputs)))
     flat = torch.nn.functional.normalize(outputs.detach().double().flatten(1), dim=1)

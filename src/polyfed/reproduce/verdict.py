@@ -73,12 +73,12 @@ def judge(claims: Sequence[Compared], seeds: int = SEEDS) -> list[Judged]:
 
 def chance(differences: Sequence[float]) -> float:
     """Return the two-sided p value of the differences' mean against zero."""
-    from scipy.stats import t  # type: ignore[import-untyped]
+    from scipy.special import stdtr  # type: ignore[import-untyped]
 
     error = stdev(differences) / sqrt(len(differences))
     if error == 0.0:
         return 1.0 if fmean(differences) == 0.0 else 0.0
-    return float(2 * t.sf(abs(fmean(differences)) / error, len(differences) - 1))
+    return float(2 * stdtr(len(differences) - 1, -abs(fmean(differences)) / error))
 
 
 def _few(claim: Compared) -> Judged:
@@ -87,10 +87,10 @@ def _few(claim: Compared) -> Judged:
 
 
 def _judge(claim: Compared, allowed: float, rejected: bool) -> Judged:
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
     values = claim.differences
-    quantile = float(t.ppf(1 - allowed / 2, len(values) - 1))
+    quantile = float(stdtrit(len(values) - 1, 1 - allowed / 2))
     mean, half = fmean(values), quantile * stdev(values) / sqrt(len(values))
     found = Judged("not resolved", len(values), mean, half, 1 - allowed)
     return replace(found, verdict=_verdict(claim, mean, mean - half, mean + half, rejected))
