@@ -149,7 +149,8 @@ def test_fields_of_a_method_say_how_it_distills():
 def test_a_part_of_a_tensor_is_where_it_is():
     whole = torch.zeros(2, 3)
     part_of(whole, Slot("w", (slice(0, 1), slice(0, 2)))).add_(1)
-    part_of(whole, Slot("w")).add_(1)
+    assert part_of(whole, Slot("w")) is whole
+    whole.add_(1)
     assert whole.tolist() == [[2.0, 2.0, 1.0], [1.0, 1.0, 1.0]]
 
 
