@@ -209,3 +209,17 @@ def test_clients_of_one_width_weigh_the_same():
         run.run()
     for name, tensor in runs[0].server.state.items():
         assert torch.equal(runs[1].server.state[name], tensor), name
+
+
+def test_processes_divide_the_means_unless_the_server_does_more():
+    class More(FedRolex):
+        name = "more"
+
+        def refine(self, server, replies, ctx):
+            """Look at all of it."""
+
+    for method, divided in ((FedRolex(), True), (More(), False)):
+        run = federation(method, ["mlp:1x8@1", "mlp:1x8@0.5"])
+        places = run.method.fused_into(run.server, run.backend.infos[1], Step(), run.ctx)
+        assert (places is not None) == divided
+        assert places is None or places["params/main/head.weight"] == "head.weight"

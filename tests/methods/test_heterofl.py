@@ -375,3 +375,17 @@ def test_networks_that_are_not_widths_of_one_are_refused(models, words):
     with pytest.raises(pf.InputError) as error:
         federation(HeteroFL(), problem((18, 24)), models)
     assert all(word in str(error.value) for word in words)
+
+
+def test_processes_divide_the_means_unless_the_server_does_more():
+    class More(HeteroFL):
+        name = "more"
+
+        def refine(self, server, replies, ctx):
+            """Look at all of it."""
+
+    for method, divided in ((HeteroFL(), True), (More(), False)):
+        run = started(method)
+        places = run.method.fused_into(run.server, run.backend.infos[1], Step(), run.ctx)
+        assert (places is not None) == divided
+        assert places is None or places["params/main/head.weight"] == "head.weight"
