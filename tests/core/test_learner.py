@@ -1,5 +1,8 @@
 """Clients whose model is no network."""
 
+import sys
+import types
+
 import numpy as np
 import pytest
 import torch
@@ -26,6 +29,7 @@ from polyfed.data import Clients
 from polyfed.engines.known import KnownStages
 from polyfed.experiment import experiment
 from polyfed.exporting import export
+from polyfed.models import build
 
 FOREST = "sklearn:RandomForestClassifier,n_estimators=5,max_depth=3"
 MIXED = [FOREST, "sklearn:LogisticRegression", "mlp:1x8"]
@@ -365,3 +369,26 @@ def test_boosted_trees_of_other_packages():
     once, again = (pf.run("dsfl", table(), models, **QUICK, workers=n) for n in (1, 2))
     assert once.accuracy()["per_client"] == again.accuracy()["per_client"]
     assert min(once.accuracy()["per_client"]) > 0.4
+
+
+def test_a_slip_in_a_field_of_a_library_that_takes_any_is_said(monkeypatch):
+    """XGBoost and LightGBM take every field and say nothing where they have none of that name."""
+
+    class XGBClassifier(LogisticRegression):
+        def __init__(self, max_depth=None, C=1.0, **more):
+            super().__init__(C=C)
+            self.max_depth, self.more = max_depth, more
+
+        def get_params(self, deep=True):
+            return {"max_depth": self.max_depth, "C": self.C, **self.more}
+
+        def set_params(self, **fields):
+            self.more |= {name: value for name, value in fields.items() if name not in ("max_depth", "C")}
+            return self
+
+    monkeypatch.setitem(
+        sys.modules, "xgboost", types.SimpleNamespace(__all__=["XGBClassifier"], XGBClassifier=XGBClassifier)
+    )
+    with pytest.raises(InputError, match="Unknown field of XGBClassifier 'max_dept': did you mean 'max_depth'"):
+        build("xgboost:XGBClassifier,max_dept=3", (4,), 2)
+    assert build("xgboost:XGBClassifier,eta=0.1", (4,), 2).estimator.more == {"eta": 0.1}

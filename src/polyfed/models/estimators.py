@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -132,10 +133,22 @@ def _build(
     if isinstance(emphasis, bool) or not isinstance(emphasis, int | float) or emphasis <= 0:
         raise InputError(f"emphasis of the model '{options.spec}' must be a number above 0, not {emphasis!r}.")
     made = known[name[0]]()
+    own = [*made.get_params(), "emphasis"]
     for field in fields:
-        if field not in made.get_params() and package == "sklearn":  # the others take fields of their libraries, too
-            raise unknown(f"field of {name[0]}", field, [*made.get_params(), "emphasis"])
+        if field in own:
+            continue
+        # The others also take any field of their libraries, and say nothing where there is none: a slip shows here.
+        slip = get_close_matches(field, own, 1, 0.85) and field not in _synonyms(package)
+        if package == "sklearn" or slip:
+            raise unknown(f"field of {name[0]}", field, own)
     return as_learner(made.set_params(**fields), shape, outputs, float(emphasis))
+
+
+def _synonyms(package: str) -> set[str]:
+    """Return the many names that LightGBM has for its fields, some of which look like slips."""
+    basic = importlib.import_module("lightgbm.basic") if package == "lightgbm" else None
+    known = getattr(getattr(basic, "_ConfigAliases", None), "_get_all_param_aliases", dict)()
+    return {alias for aliases in known.values() for alias in aliases}
 
 
 def _value(text: str) -> Any:
