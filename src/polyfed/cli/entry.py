@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import warnings
-from typing import Any
 
 import click
 from rich.console import Console
@@ -58,9 +57,15 @@ def main() -> None:
         sys.exit(1)
 
 
-def _as_sentence(message: Warning | str, category: type[Warning], *place: Any) -> str:
+def _as_sentence(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
     """Return a warning for people without the line of code that it came from; others as Python writes them."""
-    return f"Warning: {message}\n" if issubclass(category, UserWarning) else USUAL(message, category, *place)
+    return (
+        f"Warning: {message}\n"
+        if issubclass(category, UserWarning)
+        else USUAL(message, category, filename, lineno, line)
+    )
 
 
 def _complain(error: Exception | str) -> None:

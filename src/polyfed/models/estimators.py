@@ -147,7 +147,7 @@ def _build(
 def _synonyms(package: str) -> set[str]:
     """Return the many names that LightGBM has for its fields, some of which look like slips."""
     basic = importlib.import_module("lightgbm.basic") if package == "lightgbm" else None
-    known = getattr(getattr(basic, "_ConfigAliases", None), "_get_all_param_aliases", dict)()
+    known: dict[str, list[str]] = getattr(getattr(basic, "_ConfigAliases", None), "_get_all_param_aliases", dict)()
     return {alias for aliases in known.values() for alias in aliases}
 
 
