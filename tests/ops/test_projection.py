@@ -254,3 +254,9 @@ def test_squared_difference_by_hand():
     student, teacher = torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor([[0.0, 4.0], [0.0, 0.0]])
     assert float(feature_distance(student, teacher, "mse")) == 1.25
     assert torch.equal(feature_distance(student, teacher, "kl", 0.5), feature_kl(student, teacher, 0.5))
+
+
+def test_the_plain_series_is_not_scaled():
+    """W = [[0, 2], [-2, 0]] has the square -4 I: I + W + W²/2 = W - I."""
+    found = orthogonal(torch.tensor([[0.0, 2.0], [0.0, 0.0]]), "taylor", terms=2)
+    assert found.tolist() == [[-1.0, 2.0], [-2.0, -1.0]]

@@ -153,3 +153,9 @@ def test_clusters_of_similar_networks_keep_their_largest():
     assert cluster_heads(outputs, [1, 2, 9, 9, 2], keep=2) == [2, 3]
     assert cluster_heads(outputs, [1, 2, 1, 2, 2], keep=2) == [0, 1]
     assert cluster_heads(outputs, [1] * 5, keep=7) == [0, 1, 2, 3, 4]
+
+
+def test_scores_of_nobody_and_logits_without_a_spread_stay_finite():
+    logits = torch.tensor([[[1.0, 3.0]], [[2.0, 0.0]]])
+    assert ensemble_scores(logits, torch.zeros(2, 2)).tolist() == [[0.0, 0.0]]  # no class has any weight
+    assert normalized(torch.full((1, 1, 3), 5.0), "zscore").tolist() == [[[0.0, 0.0, 0.0]]]
