@@ -13,6 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 import polyfed as pf
+from forked import POLYFED, Forks
 from polyfed.analysis.opening import open_run
 from polyfed.cli import app
 
@@ -22,11 +23,30 @@ ARGUMENTS = [
     *("--method", "fedavg", "--data", "digits", "--limit", "300", "--clients", "4", "--partition", "dirichlet:0.5"),
     *("--models", "mlp:1x32,mlp:2x32", "--rounds", "12", "--epochs", "1", "--set", "checkpoint_seconds=0", "--quiet"),
 ]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
-def polyfed(*arguments):
-    return [sys.executable, "-m", "polyfed.cli", *map(str, arguments)]
+@pytest.fixture(scope="module")
+def forks():
+    built = Forks(ENVIRONMENT)
+    yield built
+    built.close()
+
+
+@pytest.fixture
+def start(request, tmp_path):
+    """Start a command, or another module that becomes one: forked, or as people do."""
+
+    def begin(*words, module=POLYFED, whole=False):
+        if not whole:
+            forks = request.getfixturevalue("forks")
+            return forks.start([*map(str, words)], tmp_path, tmp_path / "log", module)
+        with (tmp_path / "log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", module, *map(str, words)], env=ENVIRONMENT, stdout=log, stderr=log
+            )
+
+    return begin
 
 
 def timeless(path):
@@ -70,44 +90,28 @@ def sometimes(values):
 
 
 @pytest.mark.parametrize("moment", sometimes([4, 1, 7, 11]))
-def test_killed_after_some_rounds_and_a_random_moment_more(moment, whole, tmp_path):
+def test_killed_after_some_rounds_and_a_random_moment_more(moment, whole, start, tmp_path):
     out = tmp_path / "run"
-    process = subprocess.Popen(polyfed("run", *ARGUMENTS, "--out", out), env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+    as_people_do = moment == 4
+    process = start("run", *ARGUMENTS, "--out", out, whole=as_people_do)
     history = out / "history.jsonl"
     wait_for(lambda: history.is_file() and len(history.read_text().splitlines()) >= moment)
     time.sleep(random.Random(moment).random() * 0.05)
     process.send_signal(signal.SIGKILL)
-    process.wait()
-    subprocess.run(polyfed("resume", out, "--quiet"), check=True, env=ENVIRONMENT, capture_output=True)
+    process.wait(60)
+    assert start("resume", out, "--quiet", whole=as_people_do).wait(120) == 0, (tmp_path / "log").read_text()
     assert_equal_runs(out, whole)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("point", ["client-2.6", "server.5", "index.json", "client-0.1"])
-def test_killed_in_the_middle_of_a_checkpoint_write(point, whole, tmp_path):
+def test_killed_in_the_middle_of_a_checkpoint_write(point, whole, start, tmp_path):
     """The process kills itself half-way through writing one file of a checkpoint."""
     out = tmp_path / "run"
-    script = f"""
-import os, signal, sys
-from polyfed.core import checkpoint
-sync, writes = os.fsync, []
-def half(descriptor):
-    name = os.readlink(f"/proc/self/fd/{{descriptor}}")
-    if "/.{point}" in name and (len(writes) or "{point}" != "index.json"):
-        os.ftruncate(descriptor, os.fstat(descriptor).st_size // 2)
-        os.kill(os.getpid(), signal.SIGKILL)
-    writes.append(name) if "/.{point}" in name else None
-    sync(descriptor)
-os.fsync = half
-from polyfed.cli import main
-main()
-"""
-    killed = subprocess.run(
-        [sys.executable, "-c", script, "run", *ARGUMENTS, "--out", str(out)], env=ENVIRONMENT, capture_output=True
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    killed = start(point, "run", *ARGUMENTS, "--out", out, module="half_written")
+    assert killed.wait(120) == -signal.SIGKILL, (tmp_path / "log").read_text()
     assert not (out / "result.json").exists()
-    subprocess.run(polyfed("resume", out, "--quiet"), check=True, env=ENVIRONMENT, capture_output=True)
+    assert start("resume", out, "--quiet").wait(120) == 0, (tmp_path / "log").read_text()
     assert_equal_runs(out, whole)
     assert not [file for file in (out / "checkpoint").iterdir() if file.name.startswith(".")]
 

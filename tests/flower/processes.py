@@ -14,37 +14,50 @@ from typing import Any
 import problem
 import pytest
 
+from forked import POLYFED, Forked, Forks
 from polyfed.flower.child import Address, free_port
 from polyfed.flower.keys import create_keys, read_server_keys
 from polyfed.flower.link import ServerLink
 from polyfed.flower.mailbox import Mailbox
 
-FLOWER = [sys.executable, "-m", "polyfed.cli"]
-GATED = [sys.executable, str(Path(__file__).parent / "gated.py")]
+FLOWER = [sys.executable, "-m", POLYFED]
+IMPORTED = ["polyfed.cli.commands", "polyfed.flower.serve", "polyfed.flower.join", "polyfed.flower.grid"]
+IMPORTED += ["polyfed.api", "polyfed.report.page", "polyfed.terminal.live", "flwr.cli.build"]
+Process = subprocess.Popen[bytes] | Forked
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of the commands."""
+    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": paths}
 
 
 class Processes:
-    """The processes of one test."""
+    """The processes of one test: forked ones, or without `forks` such that do all their imports."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, forks: Forks | None) -> None:
         self.folder = folder
-        self.running: list[subprocess.Popen[bytes]] = []
+        self.forks = forks
+        self.running: list[Process] = []
 
     def start(
-        self, name: str, command: list[str], group: int | None = None, **environment: str
-    ) -> subprocess.Popen[bytes]:
-        paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-        inherited = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": paths}
-        with (self.folder / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                cwd=self.folder,
-                env={**inherited, **environment},
-                process_group=group,
-            )
+        self, name: str, words: list[str], module: str = POLYFED, group: int | None = None, **variables: str
+    ) -> Process:
+        """Start a command, `polyfed` or another module; its words go to a file."""
+        path = self.folder / f"{name}.log"
+        if self.forks is not None:
+            process: Process = self.forks.start(words, self.folder, path, module, group, **variables)
+        else:
+            with path.open("ab") as log:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", module, *words],
+                    stdout=log,
+                    stderr=log,
+                    stdin=subprocess.DEVNULL,
+                    cwd=self.folder,
+                    env={**environment(), **variables},
+                    process_group=group,
+                )
         self.running.append(process)
         return process
 
@@ -85,26 +98,26 @@ def flowers(parent: int) -> list[int]:
 class FederationProcesses(Processes):
     """A federation of real commands: keys, a server, sites."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, forks: Forks | None) -> None:
+        super().__init__(folder, forks)
         self.port = free_port()
         self.gates = folder / "gates"
         self.gates.mkdir()
         create_keys(folder / "keys", "127.0.0.1", problem.SITES)
 
-    def serve(self, *options: str, name: str = "serve", group: int | None = None) -> subprocess.Popen[bytes]:
+    def serve(self, *options: str, name: str = "serve", group: int | None = None) -> Process:
         """Start the server; `group=0` gives it a group of processes of its own, as a terminal does."""
         common = ["--out", "run", "--host", "127.0.0.1", "--port", str(self.port)]
         if "--insecure" not in options:
             common += ["--keys", "keys"]
-        return self.start(name, [*FLOWER, "serve", *common, *options], group)
+        return self.start(name, ["serve", *common, *options], group=group)
 
-    def join(self, site: str, *options: str, name: str = "", model: str = "gated:net") -> subprocess.Popen[bytes]:
+    def join(self, site: str, *options: str, name: str = "", model: str = "gated:net") -> Process:
         common = ["--server", f"127.0.0.1:{self.port}", "--model", model, "--data", f"problem:{site}"]
         common += ["--state", f"state-{site}"]
         if "--insecure" not in options:
             common += ["--keys", f"keys/site-{site}"]
-        return self.start(name or site, [*GATED, "join", *common, *options], POLYFED_TEST_GATES=str(self.gates))
+        return self.start(name or site, ["join", *common, *options], "gated", POLYFED_TEST_GATES=str(self.gates))
 
     def close(self, *gates: str) -> None:
         """Close gates: a site that comes there stops."""
@@ -140,7 +153,7 @@ class FederationProcesses(Processes):
             assert time.monotonic() < end, f"{what or condition} did not come in {seconds} s\n" + self.logs()
             time.sleep(0.05)
 
-    def finish(self, process: subprocess.Popen[bytes], seconds: float = 480.0) -> int:
+    def finish(self, process: Process, seconds: float = 480.0) -> int:
         try:
             return process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -155,8 +168,8 @@ class FederationProcesses(Processes):
 class LocalFederation(Processes):
     """One server connection in this process and three sites that stay: many federations, one start."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, forks: Forks | None) -> None:
+        super().__init__(folder, forks)
         create_keys(folder / "keys", "127.0.0.1", problem.SITES)
         self.models = folder / "models.json"
         self.port = free_port()
@@ -164,8 +177,8 @@ class LocalFederation(Processes):
             Address("127.0.0.1", self.port), read_server_keys(folder / "keys"), folder / "link", 1 << 28
         ).open()
         for site in problem.SITES:
-            command = [sys.executable, str(Path(__file__).parent / "stay.py"), f"127.0.0.1:{self.port}"]
-            self.start(site, [*command, f"keys/site-{site}", f"state-{site}", str(self.models)])
+            words = [f"127.0.0.1:{self.port}", f"keys/site-{site}", f"state-{site}", str(self.models)]
+            self.start(site, words, "stay")
 
     def post(self, min_sites: int = 3, deadline: float = 60.0) -> Mailbox:
         return Mailbox(

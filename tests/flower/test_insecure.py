@@ -21,6 +21,11 @@ MODELS = {"north": "mlp:1x16", "south": "mlp:2x16", "west": "problem:own"}
 EXAMPLE = Path(__file__).parents[2] / "examples" / "hospital" / "run.py"
 
 
+@pytest.fixture
+def processes(whole_processes):
+    return whole_processes
+
+
 @pytest.mark.timeout(600)
 def test_without_keys_on_this_machine_it_gives_the_numbers_of_a_simulation(processes):
     method = ["--method", "fedproto", "--feature-dim", "8", "--rounds", "2", "--batch-size", "8"]

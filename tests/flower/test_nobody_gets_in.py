@@ -5,7 +5,6 @@ from __future__ import annotations
 import httpx
 import problem
 import pytest
-from processes import FLOWER
 
 from polyfed.flower.keys import create_keys
 from polyfed.flower.site import Site
@@ -114,9 +113,7 @@ def test_a_site_without_keys_cannot_talk_to_a_server_with_keys(local_federation,
     before = set(local_federation.link.nodes())
     server = f"127.0.0.1:{local_federation.port}"
     common = ["--server", server, "--model", "mlp:1x16", "--data", "problem:north", "--state", str(tmp_path / "s")]
-    process = local_federation.start(
-        "insecure", [*FLOWER, "join", *common, "--insecure", "--name", "north", "--give-up", "15"]
-    )
+    process = local_federation.start("insecure", ["join", *common, "--insecure", "--name", "north", "--give-up", "15"])
     assert process.wait(120) == 1
     assert set(local_federation.link.nodes()) == before
 
@@ -124,7 +121,7 @@ def test_a_site_without_keys_cannot_talk_to_a_server_with_keys(local_federation,
 def join(local_federation, tmp_path, keys, name):
     server = f"127.0.0.1:{local_federation.port}"
     common = ["--server", server, "--model", "mlp:1x16", "--data", "problem:north", "--state", str(tmp_path / "state")]
-    return local_federation.start(name, [*FLOWER, "join", *common, "--keys", str(tmp_path / keys)])
+    return local_federation.start(name, ["join", *common, "--keys", str(tmp_path / keys)])
 
 
 def wait_for(condition, seconds=90):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 
 import pytest
-from processes import FLOWER, GATED
 
 PATIENT = ["--deadline", "240", "--wait", "240", "--rounds", "2", "--batch-size", "8", "--method", "fedavg"]
 pytestmark = pytest.mark.timeout(900)
@@ -80,7 +79,7 @@ def test_after_too_few_sites_the_printed_command_goes_on(processes):
         words = f"127.0.0.1:{processes.port} does not answer; trying for"
         processes.until(lambda name=name, words=words: words in said(processes, name), what=words)
     south = join(processes, "south", "numbers", name="south-again")
-    resumed = processes.start("resumed", [*FLOWER, *shlex.split(command)])
+    resumed = processes.start("resumed", shlex.split(command))
     assert processes.finish(resumed) == 0, processes.logs()
     assert [processes.finish(process) for process in (north, south, west)] == [0, 0, 0], processes.logs()
     assert [line["round"] for line in processes.history()] == [1, 2]
@@ -118,7 +117,7 @@ def test_a_key_used_twice_is_said_at_once(processes):
     join(processes, "north", "numbers")
     processes.until(lambda: "1 of 3 sites are here" in processes.log("serve"), what="north")
     common = ["--server", f"127.0.0.1:{processes.port}", "--model", "mlp:1x8", "--data", "faulty:numbers"]
-    processes.start("twin", [*GATED, "join", *common, "--keys", "keys/site-north", "--state", "twin"])
+    processes.start("twin", ["join", *common, "--keys", "keys/site-north", "--state", "twin"])
     processes.until(
         lambda: "does no other 'polyfed join' use the same key?" in said(processes, "twin"), what="the words"
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from files import outcome
+
 from forked import Forked, Forks
 
 POLYFED = [sys.executable, "-m", "polyfed.cli"]
