@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -68,19 +68,26 @@ class FeatureGenerating(Generating):
 
     def build_generator(self, ctx: Context) -> nn.Module:
         """Build G for the largest features that a client has."""
-        size = max(blueprint.feature_dim or 0 for blueprint in ctx.blueprints.values())
+        return self.generator_of(max(blueprint.feature_dim or 0 for blueprint in ctx.blueprints.values()), ctx)
+
+    def generator_of(self, size: int, ctx: Context) -> nn.Module:
+        """Build a generator of features of a size."""
         return FeatureGenerator(self.noise_dim, ctx.num_classes, self.hidden, size)
 
     def setup_client(self, client: Party, ctx: Context) -> None:
-        """Give the client a place for G."""
+        """Give the client a place for G, as far as it makes the client's own features: it knows no other sizes."""
         super().setup_client(client, ctx)
-        self.add_generator(client, ctx)
+        if self.generates:
+            size = cast(int, client.main.feature_dim)
+            client.models["generator"] = ctx.initialized("generator", lambda: self.generator_of(size, ctx))
 
     def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
         """Send G, once it is trained, and the labels that it knows, to clients that train."""
         message = super().send(server, info, step, ctx)
         if step.name == "main" and "labels" in server.memory:
             self.put_generator(server, message)
+            made, size = message.params["generator"], ctx.blueprints[info.architecture].feature_dim
+            made |= {name: made[name][:size] for name in ("output.weight", "output.bias")}
             message.data["labels"] = class_numbers(server.memory["labels"], ctx.num_classes)
         return message
 
