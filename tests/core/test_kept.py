@@ -40,7 +40,8 @@ def test_a_learner_in_a_file_of_its_own_needs_no_samples(tmp_path):
     again = pf.load_model(file)
     x = torch.rand(4, 1, 8, 8)
     assert torch.equal(again.module(x), trained.module(x)) and again.about["model"] == FOREST
-    assert again.predict(x.numpy()) == trained.predict(x.numpy())
+    images = 16 * x.numpy()  # in the unit of training
+    assert again.predict(images) == trained.predict(images)
 
 
 @pytest.mark.parametrize(

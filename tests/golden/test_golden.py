@@ -1,7 +1,7 @@
 """A few rounds of every method on digits give the stored results.
 
 A change here means that a method computes something else than before. If that is meant, write the new figures with
-`python tests/golden/test_golden.py all` and say why in the commit. Without `all`, only new lines are added.
+`python -m tests.golden.test_golden all` and say why in the commit. Without `all`, only new lines are added.
 """
 
 import json

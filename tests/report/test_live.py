@@ -206,7 +206,8 @@ def test_progress_is_one_line_a_round_on_the_error_stream(capsys):
     shown = capsys.readouterr()
     assert shown.out == ""
     rounds = [row.split("accuracy")[0].split() for row in shown.err.splitlines()]
-    assert rounds == [["local", "mlp:1x4", "as", "stacks"], ["local", "round", "1/2"], ["local", "round", "2/2"]]
+    ways = ["local", "mlp:1x4", "as", "whole", "clients", "on", "threads"]
+    assert rounds == [ways, ["local", "round", "1/2"], ["local", "round", "2/2"]]
 
 
 def test_without_a_terminal_a_run_is_silent(capsys):
