@@ -38,15 +38,15 @@ test: $(TESTED)  ## run the tests (without those that take minutes: see test-all
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow and not long and not pages' --ignore tests/flower --durations 10
 
 WHERE ?= tests
-test-long: $(TESTED)  ## run what takes minutes: killed runs, devices, several processes, further settings of each method
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'long and not slow and not pages' --ignore tests/flower $(WHERE)
+test-long: $(TESTED)  ## run what takes minutes: killed runs, devices, further settings and real federations of each method
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'long and not slow and not pages' $(WHERE)
 
 test-pages: $(TESTED) browser  ## run the notebooks, the examples, all commands and code on pages, and the report in a browser
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m pages
 
 # Federations of real processes wait for each other most of the time, so more of them run at once than there are cores.
-test-flower: $(TESTED)  ## run the tests with real servers and sites, of each method
-	$(BIN)/python -m pytest -n 4 --dist loadgroup -m 'not slow' tests/flower
+test-flower: $(TESTED)  ## run the tests with real servers and sites
+	$(BIN)/python -m pytest -n 4 --dist loadgroup -m 'not slow and not long' --durations 12 tests/flower
 
 test-all: test test-long test-pages test-flower test-avx2 storm-short  ## run all tests
 

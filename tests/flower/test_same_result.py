@@ -17,11 +17,31 @@ from polyfed.core.party import Party
 from polyfed.core.settings import Evaluation, Execution, Training
 from polyfed.flower.running import Given, run_federation
 from polyfed.flower.serve import start_directory
-from polyfed.methods import make
+from polyfed.methods import make, registry
 from polyfed.result import Result
 
 TRAINING = Training(epochs=2, batch_size=8, lr=0.05)
 REAL = [case for case in CASES if not make(case.method, case.options).pools_data]
+
+
+# Every paper, and one method of every family; the others belong to `make test-long`, since each takes seconds.
+OFTEN = ("local", "fedavg", "fedin", "fedfd", "fedvtc", "ams", "fedmd_global", "heterofl", "fedproto", "scaffold")
+OFTEN += ("fedrolex", "depthfl", "feddf", "fedgh", "fml", "fens")
+
+
+def sometimes(cases: list[Case]) -> Any:
+    seen: set[str] = set()
+    params = []
+    for case in cases:
+        often = case.method in OFTEN and case.method not in seen
+        seen.add(case.method)
+        params.append(pytest.param(case, id=case.id, marks=() if often else pytest.mark.long))
+    return pytest.mark.parametrize("case", params)
+
+
+def test_a_method_of_every_family_goes_over_the_network_every_day():
+    families = {kind.family for kind in registry().values()}
+    assert {registry()[name].family for name in OFTEN} == families
 
 
 def in_process(case: Case) -> Result:
@@ -66,7 +86,7 @@ def tree(server: Party) -> dict[str, Any]:
     return {"state": server.state, "memory": server.memory, "models": models}
 
 
-@pytest.mark.parametrize("case", REAL, ids=lambda case: case.id)
+@sometimes(REAL)
 def test_the_network_changes_nothing(case, local_federation, tmp_path):
     alone, together = in_process(case), over_flower(case, local_federation, tmp_path / "run")
     for here, there in zip(alone.history, together.history, strict=True):
