@@ -9,6 +9,7 @@ import pandas
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import Subset
 from typer.testing import CliRunner
 
 import polyfed as pf
@@ -23,19 +24,6 @@ def picture(row, height=20, width=18):
     image = np.random.default_rng(row).integers(0, 60, (height, width, 3)).astype(np.uint8)
     image[: height // 2] += 150 * np.uint8(row % 2)
     return image
-
-
-class Scans(torch.utils.data.Dataset):
-    """A data set of torch without an iterator of its own."""
-
-    def __init__(self, items):
-        self.items = items
-
-    def __len__(self):
-        return len(self.items)
-
-    def __getitem__(self, row):
-        return self.items[row]
 
 
 @pytest.fixture
@@ -93,8 +81,8 @@ def test_images_are_read_from_everything_that_holds_them(model, new, tmp_path, o
         "columns": lambda: {"image": files},
         "frame": lambda: pandas.DataFrame({"image": images, "age": [1, 2, 3]}),
         "series": lambda: pandas.Series([str(file) for file in files], index=[7, 8, 9]),
-        "items": lambda: Scans([{"image": image} for image in images]),
-        "pairs": lambda: Scans([(image, 1) for image in images]),
+        "items": lambda: Subset([{"image": image} for image in images], range(len(images))),  # has no iterator
+        "pairs": lambda: Subset([(image, 1) for image in images], range(len(images))),
         "parquet": lambda: tmp_path / "new.parquet",
         "csv": lambda: folder / "new.csv",
         "huggingface": lambda: pytest.importorskip("datasets").Dataset.from_dict(

@@ -91,8 +91,9 @@ class InProcess:
         memory_budget: int = MEMORY_BUDGET,
         sample: Samples | None = None,
         known: KnownStages | None = None,
-        batch_size: int = 32,
-        share: float = 1.0,
+        *,
+        batch_size: int,
+        share: float,
     ) -> None:
         if workers is not None and workers < 1:
             raise InputError(f"workers must be at least 1, got {workers}.")
