@@ -44,7 +44,7 @@ MORE = [
     *more("fiarse", {"pretrain_epochs": 1, "sizes": (0.5, 0.02), "scope": "layer"}, models=BN),
     *(
         case
-        for name in ("heterofl", "msfkd", "dafkd_hetero", "fedgen_hetero")
+        for name in ("heterofl", "heterofl_dynamic", "msfkd", "dafkd_hetero", "fedgen_hetero")
         for case in more(name, {"static_bn": False, "pretrain_epochs": 1}, {"static_bn": False, **KEPT})
     ),
     *more("heterofl_dynamic", {}, models=("cnn:8-16",)),

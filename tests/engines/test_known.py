@@ -11,7 +11,7 @@ from polyfed.api import execute
 from polyfed.compare import compare
 from polyfed.engines.known import KnownStages
 from polyfed.experiment import experiment
-from polyfed.methods.ensemble import OneShot
+from polyfed.methods.oneshot import OneShot
 from polyfed.testing import synthetic
 from polyfed.testing.watch import same_states, states, timeless
 

@@ -14,7 +14,7 @@ from polyfed.core.method import Step
 from polyfed.core.settings import Settings
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.fedrolex import FedRolex
-from polyfed.methods.heterofl import HeteroFL
+from polyfed.methods.heterofl import STATISTICS, HeteroFL
 
 WIDTHS = ["cnn:8-16@1", "cnn:8-16@0.5", "cnn:8-16@0.25"]
 TRAINING = pf.Training(epochs=1, batch_size=8, lr=0.05)
@@ -106,14 +106,85 @@ def test_whole_networks_roll_without_changing_the_function():
         torch.testing.assert_close(ours.server.state[name], tensor, rtol=1e-4, atol=1e-5)
 
 
-def test_static_windows_are_heterofl_and_random_ones_are_new_each_round():
+def test_static_windows_are_heterofl():
     ours, plain = federation(FedRolex(extraction="static"), rounds=3), federation(HeteroFL(), rounds=3)
     ours.run(), plain.run()
     for name, tensor in plain.server.state.items():
         assert torch.equal(ours.server.state[name], tensor), name
-    drawn = windows(federation(FedRolex(extraction="random")), "cnn:8-16@0.5", 4)
-    assert all(len(window) == 8 for window in drawn) and len({tuple(sorted(w)) for w in drawn}) == 4
-    assert drawn == windows(federation(FedRolex(extraction="random")), "cnn:8-16@0.5", 4)
+
+
+# --- drawn channels ---
+
+
+def drawn(run, client, number=1):
+    """Which channels of each layer a client holds in a round, by its shape in the global network."""
+    run.ctx.round = number
+    slots = run.method.slots(run.server, run.backend.infos[client], run.ctx)
+    layers = {name: slot.part for name, slot in slots.items() if name.endswith("bias") and "head" not in name}
+    return [part[0].flatten().tolist() for _, part in sorted(layers.items()) if part is not None]
+
+
+def test_every_client_draws_channels_of_its_own_for_each_layer_in_each_round():
+    half = ["mlp:2x16@1", "mlp:2x16@0.5", "mlp:2x16@0.5"]
+    run = federation(FedRolex(extraction="random"), half)
+    found = [drawn(run, client, number) for client in (1, 2) for number in (1, 2, 3)]
+    layers = [tuple(layer) for pair in found for layer in pair]
+    assert len(layers) == len(set(layers)) == 12  # two clients, three rounds, two layers of 16
+    assert all(len(layer) == len(set(layer)) == 8 and list(layer) == sorted(layer) for layer in layers)
+    assert drawn(run, 0) == []  # the widest client holds the network as it is
+    again = federation(FedRolex(extraction="random"), half)
+    assert [drawn(again, client, number) for client in (1, 2) for number in (1, 2, 3)] == found
+
+
+def test_drawn_channels_are_sent_and_come_back_to_their_places():
+    run = federation(FedRolex(extraction="random", mask=False), ["mlp:1x8@1", "mlp:1x8@0.5", "mlp:1x8@0.25"])
+    (one,), (two,) = drawn(run, 1), drawn(run, 2)
+    state = {name: tensor.clone() for name, tensor in run.server.state.items()}
+    sent = run.method.send(run.server, run.backend.infos[1], Step(), run.ctx).params["main"]
+    assert torch.equal(sent["head.weight"], state["head.weight"][:, one])
+    replies = {}
+    for client, channels in ((1, one), (2, two)):
+        sent = run.method.send(run.server, run.backend.infos[client], Step(), run.ctx).params["main"]
+        own = {name: torch.full_like(tensor, float(client)) for name, tensor in sent.items()}
+        assert own["head.weight"].shape == (3, len(channels))
+        replies[client] = Message({"main": own}, meta={"samples": 1})
+    run.method.fuse(run.server, replies, Step(), run.ctx)
+    for channel in range(8):
+        holders = [value for value, held in ((1.0, one), (2.0, two)) if channel in held]
+        mean = torch.full((3,), sum(holders) / len(holders)) if holders else state["head.weight"][:, channel]
+        assert torch.equal(run.server.state["head.weight"][:, channel], mean), channel
+
+
+def test_statistics_of_a_drawn_channel_are_the_mean_over_its_holders_of_one_width():
+    models = ["cnn:8-16,bn@1", "cnn:8-16,bn@0.5", "cnn:8-16,bn@0.5"]
+    run = federation(FedRolex(extraction="random"), models)
+    run.ctx.round = 1
+    key, replies, held = "cnn:8-16,bn@0.5::stem.norm.running_mean", {}, {}
+    for client, (value, batches) in {1: (4.0, 1), 2: (1.0, 2)}.items():
+        info = run.backend.infos[client]
+        held[client] = set(run.method.held_by(info, run.ctx)["stem.norm.running_mean"].part[0].tolist())
+        own = {"stem.norm.running_mean": torch.full((4,), value)}
+        replies[client] = Message({"main": own}, meta={"batches": batches})
+    run.method.fuse(run.server, replies, STATISTICS, run.ctx)
+    for channel, mean in enumerate(run.server.state[key].tolist()):  # (1·4 + 2·1) / 3 = 2
+        who = {client for client in held if channel in held[client]}
+        assert mean == pytest.approx({(): 0.0, (1,): 4.0, (2,): 1.0, (1, 2): 2.0}[tuple(sorted(who))])
+    sent = run.method.send(run.server, run.backend.infos[1], Step("evaluate"), run.ctx).params["main"]
+    assert torch.equal(sent["stem.norm.running_mean"], run.server.state[key][sorted(held[1])])
+
+
+def test_the_server_collects_statistics_of_every_network_that_was_drawn():
+    models, clients = ["cnn:8-16,bn@1", "cnn:8-16,bn@0.5", "cnn:8-16,bn@0.5"], synthetic(3, public=True)
+    method = FedRolex(extraction="random", statistics="public")
+    run = prepare(method, clients, models, Settings(1, training=TRAINING))
+    run.run()
+    table = run.server.state[f"{models[1]}::stem.norm.running_var"]
+    slots = [run.method.held_by(run.backend.infos[c], run.ctx)["stem.norm.running_var"].part[0] for c in (1, 2)]
+    held = set(torch.cat(slots).tolist())
+    assert {channel for channel, value in enumerate(table.tolist()) if value != 1.0} == held  # 1: as at the start
+    whole = run.server.state[f"{models[0]}::stem.norm.running_var"]
+    alone = [channel for channel in held if sum(channel in part.tolist() for part in slots) == 1]
+    torch.testing.assert_close(table[alone], whole[alone])  # the stem sees the image, whatever the width
 
 
 # --- a global network that is wider than all clients' ---

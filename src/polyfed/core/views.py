@@ -67,6 +67,11 @@ def contains(large: Blueprint, small: Blueprint) -> bool:
     return all(name in large.shapes and _covers(large.shapes[name], shape) for name, shape in small.shapes.items())
 
 
+def uncontained(own: Blueprint, blueprints: Blueprints) -> Blueprint | None:
+    """Return the largest architecture that is no part of the given one: of another family, deeper or wider."""
+    return next((b for b in largest_first(blueprints) if own.family != b.family or not contains(own, b)), None)
+
+
 @dataclass(frozen=True)
 class Full:
     """All clients hold the same architecture, the whole of it."""

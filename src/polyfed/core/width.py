@@ -52,6 +52,11 @@ def rolled(start: int) -> Channels:
     return lambda group, full, count: (start + torch.arange(count)) % full
 
 
+def drawn(generator: Callable[[str], torch.Generator]) -> Channels:
+    """Return random channels, in ascending order, drawn for each group with the generator of its name."""
+    return lambda group, full, count: torch.randperm(full, generator=generator(group))[:count].sort().values
+
+
 def channel_index(
     groups: Mapping[str, Sequence[Axis]],
     full_shapes: Mapping[str, Sequence[int]],
@@ -68,7 +73,7 @@ def channel_index(
         Name -> shape in the wide and in the narrow model; the answer has the names of `sub_shapes`.
     channels
         `channels(group, full, count)` gives the `count` of `full` channels that a group's axes hold: `rolled(0)` is
-        HeteroFL, `rolled(round)` is FedRolex.
+        HeteroFL, `rolled(round)` is FedRolex, `drawn` is any.
 
     Returns
     -------

@@ -35,7 +35,7 @@ from polyfed.core.traffic import Traffic
 from polyfed.fusion.choosing import choose
 from polyfed.fusion.distill import Distillation, distillation_stage, make_student
 from polyfed.fusion.networks import Selection
-from polyfed.methods.ensemble import OneShot
+from polyfed.methods.oneshot import OneShot
 from polyfed.ops.selection import fit_temperature
 
 UPLOADED = (  # bytes of a network, its samples, its label counts, and its temperature

@@ -37,7 +37,7 @@ from polyfed.core.message import Message
 from polyfed.core.method import Combination
 from polyfed.core.party import ClientInfo, Context, Party, state_of
 from polyfed.core.uploads import uploaded_network
-from polyfed.core.views import contains, largest_first
+from polyfed.core.views import uncontained
 from polyfed.methods.feature_teaching import FeatureTeaching, answers
 from polyfed.methods.heterofl import HeteroFL
 from polyfed.ops.aggregate import part_of
@@ -97,14 +97,13 @@ class FedFD(FeatureTeaching, HeteroFL):
         """Lay out the slices of the server's network, which must contain all others, and the projections."""
         if self.server_model is not None or self.kind != "none":
             own = self.server_blueprint(ctx)
-            for client in largest_first(ctx.blueprints):
-                # Blocks or channels that the server lacks would be averaged, but never distilled.
-                if own.family != client.family or not contains(own, client):
-                    raise InputError(
-                        f"{self.name}: the server's network {own.name} does not contain {client.name}: name one of the "
-                        "same family, at least as deep and as wide as every client's (server_model), or use "
-                        "fedfd_student, which averages no weights."
-                    )
+            # Blocks or channels that the server lacks would be averaged, but never distilled.
+            if (client := uncontained(own, ctx.blueprints)) is not None:
+                raise InputError(
+                    f"{self.name}: the server's network {own.name} does not contain {client.name}: name one of the "
+                    "same family, at least as deep and as wide as every client's (server_model), or use "
+                    "fedfd_student, which averages no weights."
+                )
             ctx.blueprints.setdefault(own.name, own)
         super().setup_server(server, infos, ctx)
         self.add_projections(server, infos, ctx)

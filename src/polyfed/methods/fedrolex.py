@@ -16,7 +16,8 @@ Deviations:
     a client holds, for every entry. Its `updates` is by how often an entry was updated, which is one number for all
     holders of the entry and cancels out of their mean: it is `uniform` here, and `updates_width` is `width`. (Counts
     there grow while a round is averaged, so that clients that come later weigh a little more.)
-    `extraction="random"` draws for all clients of a width together, not for each client.
+    With `extraction="random"`, static BatchNorm statistics of a channel are the mean over the clients of one width that
+    hold it in this round, though their other channels differ.
     Rounds are counted from 0, as in the paper: the first round is HeteroFL's.
 """
 
@@ -26,20 +27,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor
-
 from polyfed.build import make_blueprint
 from polyfed.core.errors import InputError
 from polyfed.core.fields import AtLeastOne
 from polyfed.core.message import Message
 from polyfed.core.method import Step, unchanged
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party
-from polyfed.core.views import Window, contains, largest_first
-from polyfed.core.width import Channels, channels_of, rolled
+from polyfed.core.views import Window, contains, largest_first, uncontained
+from polyfed.core.width import channels_of, drawn, rolled
 from polyfed.methods.fedavg import FUSING, keyed
 from polyfed.methods.heterofl import HeteroFL
-from polyfed.ops.aggregate import IndexMap, Part
+from polyfed.ops.aggregate import IndexMap, Part, Slot
 
 
 @dataclass(frozen=True)
@@ -49,8 +47,8 @@ class FedRolex(HeteroFL):
     Parameters
     ----------
     extraction
-        `rolling`, Eq. (1); `random`: new channels for each layer width in each round, the same for all clients of a
-        width; `static`: HeteroFL exactly.
+        `rolling`, Eq. (1); `random`: every client draws new channels for each layer in each round (layers that feed
+        one residual addition draw together); `static`: HeteroFL exactly.
     stride, direction
         Channels that the window moves in a round, and which way: 1 or -1.
     server_model
@@ -76,23 +74,26 @@ class FedRolex(HeteroFL):
     def check(self) -> None:
         """Refuse a view other than windows."""
         super().check()
-        if self.view != "prefix":
-            raise InputError(f"{self.name}: view must stay 'prefix': clients hold windows of channels.")
+        self.must_stay("clients hold windows of channels", view="prefix")
 
     def setup_server(self, server: Party, infos: Mapping[int, ClientInfo], ctx: Context) -> None:
         """Lay out the global network: the server's own, which must contain all others, or the widest."""
         if self.server_model is not None:
             spec = self.server_model
             own = make_blueprint(spec, spec, ctx.input_shape, ctx.num_classes, ctx.seed, None, "linear")
-            for client in largest_first(ctx.blueprints):
-                if own.family != client.family or not contains(own, client):
-                    raise InputError(
-                        f"{self.name}: the server's network {own.name} does not contain {client.name}: name one of the "
-                        "same family, at least as wide as every client's (server_model)."
-                    )
+            if (client := uncontained(own, ctx.blueprints)) is not None:
+                raise InputError(
+                    f"{self.name}: the server's network {own.name} does not contain {client.name}: name one of the "
+                    "same family, at least as wide as every client's (server_model)."
+                )
             if not any(contains(client, own) for client in ctx.blueprints.values()):
                 ctx.blueprints[own.name] = own
         super().setup_server(server, infos, ctx)
+        if self.extraction == "random" and self.static_bn:  # clients of one width hold channels of the whole network
+            widest = largest_first(ctx.blueprints)[0]
+            for blueprint in ctx.blueprints.values():
+                for name in blueprint.running_statistics():
+                    server.state[f"{blueprint.name}::{name}"] = widest.initial[name].clone()
 
     def global_architecture(self, ctx: Context) -> Blueprint | None:
         """Return the widest network, unless it has BatchNorm statistics that nobody can collect."""
@@ -114,23 +115,34 @@ class FedRolex(HeteroFL):
         """Return the places of windows and statistics: every entry has a mean of its own, whatever its weights."""
         if self.statistics_at_server or not unchanged(self, FedRolex, *FUSING):
             return None
-        return keyed(self.all_slots(self.level_of(info, ctx), ctx))
+        return keyed(self.held_by(info, ctx))
+
+    # --- which channels ---
 
     def slots_of(self, blueprint: Blueprint, ctx: Context) -> IndexMap:
-        """Return the window of an architecture in this round."""
-        if self.extraction == "static":
+        """Return the window of an architecture in this round, Eq. (1); drawn ones belong to a client."""
+        if self.extraction != "rolling":
             return super().slots_of(blueprint, ctx)
-        view = Window(self.channels(blueprint, ctx), self.buffers == "average")
+        view = Window(rolled(max(ctx.round - 1, 0) * self.stride * self.direction), self.buffers == "average")
         slots: IndexMap = ctx.this_round(("window", blueprint.name), lambda: view.slots(blueprint, ctx.blueprints))
         return slots
 
-    def channels(self, blueprint: Blueprint, ctx: Context) -> Channels:
-        """Return which channels of a layer an architecture holds in this round, Eq. (1)."""
-        if self.extraction == "rolling":
-            return rolled(max(ctx.round - 1, 0) * self.stride * self.direction)
+    def slots(self, server: Party, info: ClientInfo, ctx: Context) -> IndexMap:
+        """Return the client's view: the window of its width, or its own channels."""
+        return self.moved(super().slots(server, info, ctx), info, ctx)
 
-        def drawn(group: str, full: int, count: int) -> Tensor:
-            order = torch.randperm(full, generator=ctx.rng(f"window/{blueprint.name}/{full}"))
-            return order[:count].sort().values
+    def held_by(self, info: ClientInfo, ctx: Context) -> IndexMap:
+        """Return the places of all that a client holds, in the same channels."""
+        return self.moved(super().held_by(info, ctx), info, ctx)
 
-        return drawn
+    def moved(self, slots: IndexMap, info: ClientInfo, ctx: Context) -> IndexMap:
+        """Return the same tensors at the channels that a client draws for this round, if it draws."""
+        if self.extraction != "random":
+            return slots
+        view, level = Window(drawn(lambda group: ctx.rng(f"window/{group}", info.id))), self.level_of(info, ctx)
+        own: IndexMap = ctx.this_round(("window", info.id), lambda: view.slots(level, ctx.blueprints))
+        return {name: Slot(slot.key, own[name].part) for name, slot in slots.items()}
+
+    def network_of(self, info: ClientInfo) -> str:
+        """Return a name for the client's network: its own, if it draws channels."""
+        return f"{info.architecture}/{info.id}" if self.extraction == "random" else super().network_of(info)

@@ -31,7 +31,7 @@ from polyfed.core.settings import Training
 from polyfed.core.stage import Stage
 from polyfed.core.traffic import Symbol, Traffic, model_size
 from polyfed.fusion.combining import OTHERS, Combined, Combiner, combined_loss, logits_of_everybody, networks_message
-from polyfed.methods.ensemble import OneShot
+from polyfed.methods.oneshot import OneShot
 from polyfed.ops.adaptive import adam_step
 from polyfed.ops.aggregate import mean_state
 

@@ -28,7 +28,7 @@ from polyfed.core.errors import InputError
 from polyfed.core.fields import Positive, SomeShare
 from polyfed.core.message import Message, State
 from polyfed.core.method import Local, Plan, Step, unchanged
-from polyfed.core.party import Blueprint, ClientInfo, Context, Party, fill, is_running_statistic, load_state
+from polyfed.core.party import Blueprint, ClientInfo, Context, Party, is_running_statistic, load_state
 from polyfed.core.places import Place
 from polyfed.core.stage import Aux, Batch, Stage
 from polyfed.core.statistics import collect_statistics
@@ -40,7 +40,14 @@ from polyfed.models.width import activate_scalers
 from polyfed.ops.aggregate import Index, IndexMap, Part, Slot, extract, scatter_mean
 
 STATISTICS = Step("statistics", who="all", when="evaluation")
-SLICED = "4*(P + [not static_bn and buffers == 'average']*B)"  # bytes of a slice
+
+
+def sliced(parameters: str, buffers: str) -> str:
+    """Return the formula for the bytes of a slice that has so many parameters and float buffers."""
+    return f"4*({parameters} + [not static_bn and buffers == 'average']*{buffers})"
+
+
+SLICED = sliced("P", "B")
 SLICE = Traffic(SLICED, f"{SLICED} + 8")
 
 
@@ -153,6 +160,10 @@ class HeteroFL(FedAvg):
         """Return the width that a client holds; methods that redraw it say so here."""
         return ctx.blueprints[info.architecture]
 
+    def held_by(self, info: ClientInfo, ctx: Context) -> IndexMap:
+        """Return the places of all that a client holds: its width of the network, and that width's statistics."""
+        return self.all_slots(self.level_of(info, ctx), ctx)
+
     def slots(self, server: Party, info: ClientInfo, ctx: Context) -> IndexMap:
         """Return the client's view: its width of the network."""
         return self.slots_of(self.level_of(info, ctx), ctx)
@@ -165,7 +176,7 @@ class HeteroFL(FedAvg):
         statistics = blueprint.running_statistics() if self.static_bn else set()
         if step.name == STATISTICS.name and not statistics:
             return Message()
-        slots = self.all_slots(blueprint, ctx)
+        slots = self.held_by(info, ctx)
         if step.name != "evaluate":
             slots = {name: slot for name, slot in slots.items() if name not in statistics}
         return Message(params={"main": extract(server.state, slots)})
@@ -177,8 +188,8 @@ class HeteroFL(FedAvg):
             scatter_mean(
                 server.state,
                 (
-                    Part(r.params["main"], self.all_slots(self.level_of(ctx.infos[c], ctx), ctx), _batches(r))
-                    for c, r in with_norm.items()
+                    Part(reply.params["main"], self.held_by(ctx.infos[client], ctx), _batches(reply))
+                    for client, reply in with_norm.items()
                 ),
             )
             self.refresh(server, ctx)
@@ -191,21 +202,32 @@ class HeteroFL(FedAvg):
         """Return the places of slices and statistics, unless the server works with the whole network afterwards."""
         if self.statistics_at_server or not unchanged(self, HeteroFL, *FUSING):
             return None
-        return keyed(self.all_slots(self.level_of(info, ctx), ctx))
+        return keyed(self.held_by(info, ctx))
 
     def collect_on_public(self, server: Party, ctx: Context) -> None:
         """Collect statistics on the public data: of the global network, and of all widths if slices are measured."""
-        widest = self.global_architecture(ctx)
-        for blueprint in ctx.blueprints.values():
+        parts = []
+        for blueprint, slots in self.measured(ctx):
             statistics = blueprint.running_statistics()
-            if statistics and (self.measure == "slice" or blueprint is widest):
-                slots = self.all_slots(blueprint, ctx)
-                model = ctx.replica(blueprint.name)
-                load_state(model, extract(server.state, {n: s for n, s in slots.items() if n not in statistics}))
-                collect_statistics(model, server.public, ctx.training.batch_size)
-                own = model.state_dict()
-                fill(self.own_statistics(server, blueprint), {name: own[name] for name in statistics})
+            model = ctx.replica(blueprint.name)
+            load_state(model, extract(server.state, {n: s for n, s in slots.items() if n not in statistics}))
+            collect_statistics(model, server.public, ctx.training.batch_size)
+            own = model.state_dict()
+            parts.append(Part({name: own[name].clone() for name in statistics}, slots, 1.0))
+        scatter_mean(server.state, parts)
         self.refresh(server, ctx)
+
+    def measured(self, ctx: Context) -> list[tuple[Blueprint, IndexMap]]:
+        """Return the networks with statistics that will be measured, and their places."""
+        widest, clients = self.global_architecture(ctx), ctx.infos.values() if self.measure == "slice" else ()
+        found = {self.network_of(info): (self.level_of(info, ctx), self.held_by(info, ctx)) for info in clients}
+        if widest is not None:
+            found[widest.name] = widest, self.all_slots(widest, ctx)
+        return [(blueprint, slots) for blueprint, slots in found.values() if blueprint.running_statistics()]
+
+    def network_of(self, info: ClientInfo) -> str:
+        """Return a name for the network that a client holds: clients with the same hold the same entries."""
+        return info.architecture
 
     def part(self, server: Party, client: int, reply: Message, ctx: Context) -> Part:
         """Leave out the classifier rows of classes that the client lacks."""

@@ -31,10 +31,12 @@ from polyfed.core.stage import Aux, Batch, Stage
 from polyfed.core.traffic import Symbol, Traffic, buffer_size, trained_size
 from polyfed.core.views import at_rate, name_at
 from polyfed.core.width import Shapes, corner_of, cut, inside, put, shapes_at
-from polyfed.methods.heterofl import STATISTICS, HeteroFL
+from polyfed.methods.heterofl import STATISTICS, HeteroFL, sliced
 from polyfed.models.width import at_level, rates
 
 SLICE, STATES = "slice", "statistics"  # what travels under these names is narrower than the client's network
+DRAWN = sliced("P_r", "B_r")
+EXCHANGE = Traffic(DRAWN, f"{DRAWN} + 8")
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ class HeteroFLDynamic(HeteroFL):
     shares: ClassVar[frozenset[str]] = frozenset({"main", SLICE, STATES})
     combines: ClassVar[Mapping[str, Combination]] = {f"params/{SLICE}": "mean", f"params/{STATES}": "mean"}
     traffic: ClassVar[Mapping[str, Traffic]] = {
-        "main": Traffic("4*P_r", "4*P_r + 8"),
+        "main": EXCHANGE,
+        "pretrain": EXCHANGE,
         "statistics": Traffic("[B_r > 0]*4*(P_r + B_r)", "[B_r > 0]*(4*B_r + 8)"),
     }
     symbols: ClassVar[Mapping[str, Symbol]] = {

@@ -17,7 +17,8 @@ Deviations:
     g_0 is the last tensor of block 0 that has the shape of g_k and a place in g_k's block: the second convolution in
     basic blocks. Only weights with such a partner are mixed. Kernels of one pixel and linear layers count as one vector
     each; the released program has neither (in transformers it mixes two vectors of each block's norms).
-    Clients weigh by samples (`weighting="uniform"` is the released program's).
+    Clients weigh by samples (`weighting="uniform"` is the released program's). The paper mixes the updates of SCAFFOLD,
+    FedNova and MOON, too: not offered.
 """
 
 from __future__ import annotations

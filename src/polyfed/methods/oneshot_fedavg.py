@@ -13,25 +13,23 @@ import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from polyfed.core.errors import InputError
-from polyfed.core.fields import NotNegative
 from polyfed.core.message import Message, State
-from polyfed.core.method import Local, Plan, Step
+from polyfed.core.method import Local, Step
 from polyfed.core.nets import frozen_names
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, state_of
-from polyfed.core.stage import Aux, Batch, Stage
+from polyfed.core.stage import Stage
 from polyfed.core.traffic import Traffic
 from polyfed.methods.fedavg import FedAvg
-from polyfed.ops.distance import l1_norm
+from polyfed.methods.oneshot import TrainedOnce
 
 
 @dataclass(frozen=True)
-class OneShotFedAvg(FedAvg):
+class OneShotFedAvg(TrainedOnce, FedAvg):
     """FedAvg with one round; with `l1=0` it is the first round of FedAvg exactly.
 
     Parameters
@@ -44,14 +42,11 @@ class OneShotFedAvg(FedAvg):
 
     name: ClassVar[str] = "oneshot_fedavg"
     paper: ClassVar[str] = "McMahan et al. 2017, one round"
-    family: ClassVar[str] = "one-shot"
     needs: ClassVar[frozenset[str]] = frozenset({"same_arch", "builds"})
     sends: ClassVar[str] = "the trained weights and the number of samples, once"
-    outcome: ClassVar[str] = "server"
     traffic: ClassVar[Mapping[str, Traffic]] = {"main": Traffic("8", "4*(P + B) + 8")}
 
     view: str = "full"
-    l1: NotNegative = 1e-7
 
     def check(self) -> None:
         """Refuse fields of FedAvg that mean nothing here."""
@@ -69,18 +64,9 @@ class OneShotFedAvg(FedAvg):
             return None
         return "the clients' BatchNorm statistics for its global model: set buffers to 'average'"
 
-    def plan(self) -> Plan:
-        """One round, whatever the run asks for."""
-        return Plan(rounds=1)
-
-    def loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
-        """Return CE + l1·||w||_1."""
-        loss = super().loss(nets, batch, aux)
-        return loss + self.l1 * l1_norm(nets["main"].parameters()) if self.l1 else loss
-
     def stage(self, client: Party, ctx: Context) -> Stage:
-        """Return the training of all one-shot methods: in a comparison they share it."""
-        return Stage(self.loss, key=("CE + L1", self.l1) if type(self).loss is OneShotFedAvg.loss else None)
+        """Return the training of all one-shot methods."""
+        return self.alone()
 
     def send(self, server: Party, info: ClientInfo, step: Step, ctx: Context) -> Message:
         """Send the fingerprint of the common initial state; clients are measured with their own networks."""

@@ -30,7 +30,7 @@ from polyfed.core.traffic import Symbol, Traffic, floats
 from polyfed.core.views import Blueprints
 from polyfed.fusion.chain import check_alike, layers_of, load_chain
 from polyfed.fusion.matching import accuracy_of, candidates, matched
-from polyfed.methods.ensemble import OneShot
+from polyfed.methods.oneshot import OneShot
 from polyfed.ops.matching import GRID, RELEASED, RELEASED_GRID, Matching
 
 UPLOAD, SCORE = Step(), Step("score")
