@@ -11,7 +11,7 @@ CASES = [
         off={"extraction": "static", "server_model": "mlp:2x16@0.5", "weighting": "updates"},
         base="heterofl",
     ),
-    Case("fedrolex", ("resnet10:w4@1", "resnet10:w4@0.5"), {"extraction": "random"}),
+    Case("fedrolex", ("resnet10:w4@1", "resnet10:w4@0.5"), {"extraction": "random", "mask": False}),
     Case(
         "fjord",
         WIDTHS,

@@ -8,11 +8,13 @@ import torch
 from torch import nn
 
 import polyfed as pf
+from polyfed.api import prepare
 from polyfed.core.errors import InputError
 from polyfed.core.message import Message
 from polyfed.core.method import Step
 from polyfed.core.nets import Net
 from polyfed.core.party import Context
+from polyfed.core.settings import Settings
 from polyfed.core.stage import Batch
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.fedprox import FedProx
@@ -211,3 +213,17 @@ def test_the_senders_tensors_are_not_changed_by_the_mean():
     for c in replies:
         for name, tensor in replies[c].params["main"].items():
             assert torch.equal(tensor, kept[c].params["main"][name])
+
+
+def test_processes_divide_the_mean_unless_a_method_does_more_than_it():
+    class More(FedAvg):
+        name = "more"
+
+        def refine(self, server, replies, ctx):
+            """Look at all of it."""
+
+    for method, divided in ((FedAvg(), True), (More(), False)):
+        run = prepare(method, parts(4, 4), ["mlp:1x8"], Settings(1))
+        places = run.method.fused_into(run.server, run.backend.infos[1], Step(), run.ctx)
+        assert (places is not None) == divided
+        assert places is None or places["params/main/head.weight"] == "head.weight"

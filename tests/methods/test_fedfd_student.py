@@ -1,6 +1,7 @@
 """FedFD without averaging: who teaches the student, what travels, who learns from it, and its limit cases."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ import polyfed as pf
 from polyfed.core.passes import logits_of
 from polyfed.core.statistics import collect_statistics
 from polyfed.methods.feature_teaching import answers
-from polyfed.methods.fedfd_student import FedFDStudent
+from polyfed.methods.fedfd_student import FedFDStudent, subset_size
 from polyfed.methods.local import Local
 from polyfed.models import build
 
@@ -207,3 +208,9 @@ def test_networks_without_features_are_refused():
 def test_without_a_subset_all_public_samples_are_exchanged():
     assert FedFDStudent(subset=7).exchange.subset == 7
     assert FedFDStudent(subset=0).exchange.subset > 10**15  # more than any public data has
+
+
+@pytest.mark.parametrize(("subset", "taken"), [(0, 30), (7, 7), (31, 30)])
+def test_bytes_are_told_for_no_more_public_samples_than_there_are(subset, taken):
+    told = SimpleNamespace(method=FedFDStudent(subset=subset), public=range(30))
+    assert subset_size(told) == taken

@@ -187,6 +187,14 @@ def test_the_server_collects_statistics_of_every_network_that_was_drawn():
     torch.testing.assert_close(table[alone], whole[alone])  # the stem sees the image, whatever the width
 
 
+@pytest.mark.parametrize(("extraction", "number"), [("rolling", 2), ("random", 4)])
+def test_clients_of_a_width_have_one_network_unless_they_draw(extraction, number):
+    """One for each of two widths, or of three clients and the global one."""
+    models = ["cnn:8-16,bn@1", "cnn:8-16,bn@0.5", "cnn:8-16,bn@0.5"]
+    run = federation(FedRolex(extraction=extraction), models)
+    assert len(run.method.measured(run.ctx)) == number
+
+
 # --- a global network that is wider than all clients' ---
 
 

@@ -1,6 +1,7 @@
 """FIARSE: the acceptance properties of its spec."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from polyfed.core.stage import Trained
 from polyfed.data import Clients
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.fiarse import FIARSE, effective
+from polyfed.methods.single_weights import others
 from polyfed.models import build
 
 MAIN = Step()
@@ -270,3 +272,11 @@ def test_clients_of_other_architectures_are_refused():
 def test_a_server_that_checks_replies_takes_those_of_every_size(monkeypatch):
     run = federation(FIARSE(sizes=(1.0, 0.25, 0.01)), problem((9,) * 6), ("cnn:4-8,bn",), rounds=2)
     assert len(set(sizes_of_checked_replies(run, monkeypatch))) >= 3
+
+
+@pytest.mark.parametrize(("buffers", "number"), [("average", 48), ("local", 24)])
+def test_what_travels_whole_by_hand(buffers, number):
+    """Norms of 4 and 8 channels: 12 weights and 12 biases, and 12 means and 12 variances where they are averaged."""
+    run = federation(FIARSE(buffers=buffers), problem((8, 8)), ("cnn:4-8,bn",))
+    (blueprint,) = run.ctx.blueprints.values()
+    assert others(SimpleNamespace(method=run.method, ctx=run.ctx, blueprint=blueprint)) == number

@@ -389,3 +389,10 @@ def test_processes_divide_the_means_unless_the_server_does_more():
         places = run.method.fused_into(run.server, run.backend.infos[1], Step(), run.ctx)
         assert (places is not None) == divided
         assert places is None or places["params/main/head.weight"] == "head.weight"
+
+
+@pytest.mark.parametrize(("measure", "widths"), [("slice", ["@0.5", "@1"]), ("own", ["@1"])])
+def test_the_server_collects_statistics_for_networks_that_are_measured_with_them(measure, widths):
+    models = ("cnn:4-8,bn@0.5", "cnn:4-8,bn@1", "cnn:4-8,bn@0.5")
+    run = federation(HeteroFL(statistics="public", measure=measure), problem((18, 24, 12)), models)
+    assert [blueprint.name for blueprint, _ in run.method.measured(run.ctx)] == [f"cnn:4-8,bn{w}" for w in widths]
