@@ -1,5 +1,6 @@
 """Distillation at the server."""
 
+import pytest
 import torch
 from tests.core.test_stage import context
 from torch import nn
@@ -66,6 +67,14 @@ def test_the_best_student_on_validation_data_is_kept_and_patience_ends_it():
 def test_the_rate_falls_along_half_a_wave():
     trained = distill(network(1), problem(), torch.zeros(64, 2), at_server(), Training(lr=1.0), steps=10, cosine=True)
     assert abs(trained.rates - 5.5) < 1e-9  # the sum of (1 + cos(pi s / 10)) / 2 over s = 0 .. 9
+
+
+@pytest.mark.parametrize(("epochs", "rates"), [(3, 6.5), (None, 4.5)])
+def test_the_wave_is_as_long_as_the_epochs(epochs, rates):
+    """Four batches of 64 samples, in three epochs or the two of the training: (12 + 1) / 2 and (8 + 1) / 2."""
+    training, targets = Training(epochs=2, batch_size=16, lr=1.0), torch.zeros(64, 2)
+    trained = distill(network(1), problem(), targets, at_server(), training, epochs=epochs, cosine=True)
+    assert abs(trained.rates - rates) < 1e-9
 
 
 def test_the_mean_of_states():
