@@ -147,11 +147,12 @@ def _run(
         public = Samples(x, _targets(torch.arange(PUBLIC[variant]) % problem.num_classes, problem))
     counts = train.label_counts(problem.num_classes) if problem.task == CLASSIFICATION else None
     info = ClientInfo(0, len(train), blueprint.name, blueprint.parameters, counts, "rehearsal")
-    backend = Recorder(method, [info], [PartyData(train, None, public)], {blueprint.name: blueprint}, train)
+    data, plans, training = [PartyData(train, None, public)], {blueprint.name: blueprint}, TRAINING[variant]
+    backend = Recorder(method, [info], data, plans, train, batch_size=training.batch_size, share=1.0)
     federation = Federation(
         method,
         backend,
-        Settings(1, seed, TRAINING[variant]),
+        Settings(1, seed, training),
         num_classes=problem.num_classes,
         input_shape=problem.input_shape,
         test=train if method.selects_on_test() else None,
