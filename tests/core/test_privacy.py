@@ -273,6 +273,22 @@ def test_methods_that_tell_more_than_training_are_refused(method, told):
     check_privacy(Privacy(epsilon=8), FedProto())
 
 
+@pytest.mark.parametrize("task", ["regression", "multilabel"])
+def test_private_training_learns_the_task_at_hand(task):
+    """With bounds and noise that change nothing, values and several labels are learned as without privacy."""
+    x = np.random.default_rng(0).normal(size=(90, 4)).astype(np.float32)
+    y = x[:, :2] @ np.float32([[1, 2], [3, -1]]) if task == "regression" else (x[:, :2] > 0).astype(np.float32)
+    data = pf.Clients.from_parts([(x[:30], y[:30]), (x[30:60], y[30:60])], test=(x[60:], y[60:]), task=task)
+    training = Training(epochs=5, batch_size=30, lr=0.1)  # all samples in a batch: Poisson samples are the batches
+    free = Privacy(noise_multiplier=1e-9, max_norm=1e6)
+    plain, private = (
+        pf.run("fedavg", data, ["mlp:1x8"], rounds=2, training=training, privacy=privacy, progress=False)
+        for privacy in (None, free)
+    )
+    assert private.history[-1]["loss"] == pytest.approx(plain.history[-1]["loss"], rel=1e-2)
+    assert private.accuracy()["mean"] == pytest.approx(plain.accuracy()["mean"], abs=1e-2)
+
+
 def test_layers_and_groups_of_a_gradient():
     names = [f"{part}.{layer}.{tensor}" for part in ("stem", "head") for layer in "01" for tensor in ("weight", "bias")]
     parts = {clipping: {part_of("main", name, clipping) for name in names} for clipping in ("global", "group", "layer")}

@@ -181,7 +181,8 @@ class PrivateTraining:
                 key: FunctionalNet(modules[key], {**params, **moved.get(key, {})}, buffers)
                 for key, (params, buffers) in state.items()
             }
-            alone = Batch(x.unsqueeze(0), y.unsqueeze(0), {n: c.unsqueeze(0) for n, c in columns.items()} | common)
+            rows = {n: c.unsqueeze(0) for n, c in columns.items()} | common
+            alone = Batch(x.unsqueeze(0), y.unsqueeze(0), rows, batch.task)
             loss, sums = split_loss(function(nets, alone, aux))
             if sums:
                 raise InputError("privacy: this method adds up more than gradients in training, without noise.")
@@ -231,7 +232,7 @@ def _groups(batch: Batch, size: int) -> Iterator[Batch]:
     for start in range(0, len(batch.y), size):
         part = slice(start, start + size)
         rows = {n: c[part] if c.dim() and len(c) == len(batch.y) else c for n, c in batch.columns.items()}
-        yield Batch(batch.x[part], batch.y[part], rows)
+        yield Batch(batch.x[part], batch.y[part], rows, batch.task)
 
 
 def _is_row(draw: Any) -> bool:
