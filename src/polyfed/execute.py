@@ -63,7 +63,7 @@ def execute(
     config = replace(config, fingerprint=clients.fingerprint)
     from polyfed.terminal.live import showing
 
-    check_privacy(config.privacy, config.method)
+    check_privacy(config.privacy, config.method, config.trust.rule())
     settings, simulated = config.settings(), config.execution.engine == "flower"
     if simulated:
         require_flower()

@@ -145,6 +145,20 @@ def test_methods_that_use_more_than_means_are_refused(method, words):
         check_privacy(client(epsilon=8.0), fine)
 
 
+@pytest.mark.parametrize(
+    "rule", ["median", "trimmed:0.2", "geometric", "krum", "multikrum", "norm", "distance", "cosine"]
+)
+def test_a_rule_that_lets_one_reply_change_others_is_refused(rule):
+    """With the median of three, one client moves all three replies: three times what the noise is made for."""
+    with pytest.raises(InputError, match=rf"unit=client noise hides .* robust={rule.partition(':')[0]} .*norm:5"):
+        run(privacy=client(epsilon=8.0), robust=rule)
+
+
+@pytest.mark.parametrize("rule", ["norm:5", "trimmed:0"])
+def test_a_rule_that_looks_at_one_reply_at_a_time_is_fine(rule):
+    assert run(privacy=client(epsilon=8.0), robust=rule).privacy()["unit"] == "client"
+
+
 def test_batch_norm_is_refused_with_the_remedy():
     with pytest.raises(InputError, match=r"BatchNorm.*use GroupNorm"):
         run(models=("cnn:4-8,bn",), privacy=client(epsilon=8.0))

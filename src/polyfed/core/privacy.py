@@ -19,6 +19,7 @@ from annotated_types import Gt, Lt
 
 from polyfed.core.errors import InputError, PolyfedError
 from polyfed.core.fields import Positive, check_fields, setting
+from polyfed.core.trust import Rule
 
 if TYPE_CHECKING:
     from polyfed.core.method import Method
@@ -246,8 +247,8 @@ def note(memory: dict[str, Any], spent: Spent, delta: float) -> None:
     memory[LEDGER] = {"spent": [list(item) for item in spent], "epsilon": epsilon_of(spent, delta)}
 
 
-def check_privacy(privacy: Privacy, method: Method) -> None:
-    """Refuse a method whose clients tell more than the noise covers.
+def check_privacy(privacy: Privacy, method: Method, rule: Rule | None = None) -> None:
+    """Refuse a method whose clients tell more than the noise covers, and a rule with which noise covers too little.
 
     Raises
     ------
@@ -261,6 +262,7 @@ def check_privacy(privacy: Privacy, method: Method) -> None:
         raise InputError(f"privacy: {method.name} puts all data in one place, so there is nothing to protect.")
     if privacy.of_clients:
         check_clients(method)
+        check_alone(rule)
         return
     told = "which classes a client holds" if "label_counts" in method.requirements() else method.beyond_training()
     if told is not None:
@@ -269,6 +271,16 @@ def check_privacy(privacy: Privacy, method: Method) -> None:
             f"but clients of {method.name} also send {told}: use one that sends weights (fedavg), logits on public "
             "data (fedmd) or class means (fedproto)."
         )
+
+
+def check_alone(rule: Rule | None) -> None:
+    """Refuse a rule by which one reply changes what becomes of others: noise hides what one client moves by itself."""
+    if rule is None or rule.does_nothing or (rule.name == "norm" and rule.value is not None):
+        return
+    raise InputError(
+        f"privacy: with unit=client noise hides what one client can move by itself, but with robust={rule.name} its "
+        "reply also changes what becomes of the others': use robust=norm:5 (a fixed bound), no rule, or unit=sample."
+    )
 
 
 def check_clients(method: Method) -> None:

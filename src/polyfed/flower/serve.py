@@ -102,7 +102,7 @@ def serve(
     if config.trust.attack is not None:
         raise InputError("attack is for simulations: in a real federation nobody is malicious on request.")
     check_rule(config.trust.rule(), method, methods.candidates)
-    check_privacy(config.privacy, method)
+    check_privacy(config.privacy, method, config.trust.rule())
     if "public" in method.requirements() and public is None:
         raise InputError(f"{method.name} needs public data: give --public the same here and at every site.")
     keys, sites = _check(hosting)
