@@ -245,6 +245,7 @@ def test_the_gradient_through_a_step_by_hand():
     )
     moved = 2 - 0.4 * 0.5 * (2 - 3)
     assert found.item() == pytest.approx(2 * moved * 0.4 * 0.5) and client.main.w.item() == 2.0
+    assert not found.requires_grad  # it is told, not trained through
 
 
 def test_a_difference_of_states_is_packed_as_a_change():

@@ -28,9 +28,16 @@ def test_a_batch_knows_the_loss_of_the_task():
     assert float(plain.loss(torch.tensor([[9.0], [11.0]]))) == pytest.approx((1 + 9) / 2)
 
 
+def test_a_measurement_adds_up_the_losses_of_samples():
+    logits = torch.tensor([[0.0, 0.0], [0.0, math.log(3.0)]])
+    assert CLASSIFICATION.total_loss(logits, torch.tensor([0, 1])) == pytest.approx(math.log(2) - math.log(0.75))
+    values = torch.tensor([[9.0], [11.0], [10.0]]), torch.tensor([[10.0], [14.0], [10.0]])
+    assert pf.Regression().total_loss(*values) == pytest.approx(1 + 9)
+
+
 def test_the_mean_of_predictions():
     two = torch.tensor([[[0.0, math.log(3.0)]], [[0.0, 0.0]]])  # (1/4, 3/4) and (1/2, 1/2)
-    assert CLASSIFICATION.mean(two).softmax(-1).flatten().tolist() == pytest.approx([0.375, 0.625])
+    assert CLASSIFICATION.mean(two).exp().flatten().tolist() == pytest.approx([0.375, 0.625])
     labels = torch.tensor([[[logit(0.9), logit(0.2)]], [[logit(0.5), logit(0.4)]]])
     assert pf.Multilabel().mean(labels).sigmoid().flatten().tolist() == pytest.approx([0.7, 0.3])
     assert pf.Regression().mean(torch.tensor([[[1.0]], [[4.0]]])).tolist() == [[2.5]]

@@ -12,7 +12,15 @@ from polyfed.core.message import Message
 from polyfed.core.method import Step
 from polyfed.core.nets import Net
 from polyfed.core.party import ClientInfo, Context, Party, PartyData
-from polyfed.core.prototypes import class_means, class_sums, mean_prototypes, merged, packed_means, spread
+from polyfed.core.prototypes import (
+    class_means,
+    class_numbers,
+    class_sums,
+    mean_prototypes,
+    merged,
+    packed_means,
+    spread,
+)
 from polyfed.core.rng import SERVER
 from polyfed.core.stage import Batch
 from polyfed.methods.fedproto import FedProto
@@ -230,3 +238,28 @@ def test_counts_and_bytes_do_not_depend_on_when_prototypes_are_collected():
     assert told["after"] == told["training"] == [list(filter(None, s.label_counts(3))) for s in data.train]
     assert told["before"] == told["after"]
     assert runs[0].cost.bytes == runs[1].cost.bytes == runs[2].cost.bytes
+
+
+def test_sums_that_are_told_have_no_gradient():
+    sums = class_sums(torch.tensor([[1.0], [3.0]], requires_grad=True), torch.tensor([0, 0]), 2)
+    assert sums["features"].tolist() == [[4.0], [0.0]] and not sums["features"].requires_grad
+
+
+def test_class_numbers_past_256_classes_take_two_bytes():
+    assert class_numbers(torch.tensor([255]), 256).dtype == torch.uint8
+    assert class_numbers(torch.tensor([256, 3]), 257).tolist() == [256, 3]
+
+
+def test_a_class_that_is_new_joins_those_that_are_known():
+    old, new = packed([[1.0]], [2], [1]), packed([[5.0]], [0], [1])
+    both = merged(old, new, 3)
+    assert both["prototypes"].tolist() == [[5.0], [1.0]] and both["classes"].tolist() == [0, 2]
+
+
+def test_prototypes_are_spread_where_they_are():
+    there = {
+        "prototypes": torch.zeros(1, 2, device="meta"),
+        "classes": torch.zeros(1, dtype=torch.uint8, device="meta"),
+    }
+    full, known = spread(there, 3, 2)
+    assert full.device.type == known.device.type == "meta" and full.shape == (3, 2)

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 import polyfed as pf
 from polyfed.core.nets import Net
 from polyfed.core.passes import count_right
+from polyfed.core.samples import Samples
 from polyfed.core.stage import Batch
 from polyfed.core.task_vectors import Weights, candidate_rows, learned_row, merge_loss, merged, row_of
 from polyfed.methods.feddf import FedDF
@@ -84,6 +85,7 @@ def test_rows_go_from_the_smallest_to_the_largest_prototype():
 def test_the_weight_of_an_absent_teacher_goes_to_the_others():
     assert row_of(None, 0, [True, False, True]) == pytest.approx([0.5, 0.5])
     assert row_of((0.1, 0.5, 0.4), 0, [True, False, True]) == pytest.approx([0.2, 0.8])
+    assert row_of((2.0, 1.0, 1.0), 0, [True, True, False]) == pytest.approx([8 / 3, 4 / 3])  # their sum stays 4
     assert row_of((0.0, 1.0), 0, [True, False]) == [0.0]
     run = federation(TAKFL(**QUICK), models=TWO)
     replies = moved(run)
@@ -218,6 +220,16 @@ def test_learned_weights_prefer_the_task_that_is_right():
     row = learned_row("mlp:1x8", start, [bad, good], data, validation, run.ctx)
     assert sum(row) == pytest.approx(1.0) and row[1] == pytest.approx(0.6225, abs=0.002)
     assert row == learned_row("mlp:1x8", start, [bad, good], data, validation, run.ctx)
+
+
+@pytest.mark.parametrize(("samples", "batch"), [(10, 10), (100, 64)])
+def test_weights_are_learned_in_batches_of_64_where_there_are_so_many(samples, batch, monkeypatch):
+    run, stages = federation(TAKFL(), models=("mlp:1x8",)), []
+    monkeypatch.setattr(type(run.ctx), "run", lambda ctx, stage, models, name: stages.append(stage))
+    start = run.method.held(run.server, run.ctx.blueprints["mlp:1x8"], run.ctx)
+    validation = Samples(torch.zeros(samples, 1, 8, 8), torch.zeros(samples, dtype=torch.long))
+    assert learned_row("mlp:1x8", start, [start, start], validation, validation, run.ctx) == [0.5, 0.5]
+    assert stages[0].training.batch_size == batch
 
 
 def test_the_loss_of_the_weights_is_that_of_the_merged_network():

@@ -13,7 +13,9 @@ def test_bits_by_hand():
     assert torch.equal(unpack_choice(packed, 10), chosen)
 
 
-@pytest.mark.parametrize(("length", "count", "size"), [(7, 7, 1), (64, 2, 8), (64, 1, 4), (1000, 30, 120), (33, 0, 0)])
+@pytest.mark.parametrize(
+    ("length", "count", "size"), [(7, 7, 1), (64, 2, 8), (64, 3, 8), (64, 1, 4), (1000, 30, 120), (33, 0, 0)]
+)
 def test_the_shorter_form_is_taken_and_read_again(length, count, size):
     chosen = torch.zeros(length, dtype=torch.bool)
     chosen[torch.randperm(length, generator=torch.Generator().manual_seed(0))[:count]] = True

@@ -74,6 +74,7 @@ def test_the_plain_series_has_the_terms_it_says():
     matrix = torch.tensor([[0.0, -2.0], [2.0, 0.0]])
     assert taylor(matrix, 1).tolist() == [[1, -2], [2, 1]]
     assert taylor(matrix, 2).tolist() == [[-1, -2], [2, -1]]  # + W^2/2 = -2 I
+    assert orthogonal(torch.tensor([[0.0, -2.0], [0.0, 0.0]]), "taylor", 2).tolist() == [[-1, -2], [2, -1]]
     torch.testing.assert_close(taylor(matrix, 3), torch.tensor([[-1, -2 + 4 / 3], [2 - 4 / 3, -1]]))
 
 

@@ -138,6 +138,12 @@ def test_a_temperature_is_found_again():
     assert fit_temperature(calibrated, labels) == pytest.approx(1.0, rel=0.05)
 
 
+def test_temperatures_have_limits_where_answers_are_all_right_or_all_wrong():
+    logits = torch.tensor([[1.0, 0.0], [2.0, 0.0]])
+    assert fit_temperature(logits, torch.tensor([1, 1])) == pytest.approx(20.0)
+    assert fit_temperature(logits, torch.tensor([0, 0])) == pytest.approx(0.05)
+
+
 def test_greedy_choice_covers_labels_then_prefers_more_samples():
     counts = torch.tensor([[5, 5, 0, 0], [9, 9, 0, 0], [0, 0, 1, 0], [1, 0, 1, 1], [0, 0, 0, 9]])
     assert greedy_cover(counts) == [1, 3]  # first 3 (three labels), then label 1: client 1 has more samples than 0
@@ -152,6 +158,7 @@ def test_clusters_of_similar_networks_keep_their_largest():
     outputs = torch.stack([base[0], base[1], base[0] * 3, base[1] * 0.5, base[1]])  # scale does not count in cosine
     assert cluster_heads(outputs, [1, 2, 9, 9, 2], keep=2) == [2, 3]
     assert cluster_heads(outputs, [1, 2, 1, 2, 2], keep=2) == [0, 1]
+    assert cluster_heads(outputs.requires_grad_(), [1, 2, 1, 2, 2], keep=2) == [0, 1]
     assert cluster_heads(outputs, [1] * 5, keep=7) == [0, 1, 2, 3, 4]
 
 
