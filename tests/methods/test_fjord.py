@@ -196,7 +196,8 @@ def test_clients_run_one_by_one_and_the_log_says_why(seed, caplog):
         ({"widths": ()}, "widths is empty"),
         ({"widths": (0.5, 1.5)}, "at most 1"),
         ({"widths": (0.0, 1.0)}, "above 0"),
-        ({"scaler": True}, "scaler must stay off"),
+        ({"scaler": True}, "scaler must stay False"),
+        ({"global_rate": 0.5}, "global_rate must stay 1.0"),
     ],
 )
 def test_values_that_make_no_sense_are_refused(options, words):

@@ -278,6 +278,8 @@ def test_bytes_are_those_of_feddf():
         ({"self_temperature": 0.0}, "self_temperature must be above 0"),
         ({"candidates": 0}, "candidates must be at least 1"),
         ({"ensemble": "probs"}, "ensemble is 'logits'"),
+        ({"check_every": 10}, "check_every must stay 100: labelled data is for lambda"),
+        ({"patience": 10}, "patience must stay 1000"),
     ],
 )
 def test_values_that_make_no_sense_are_refused(options, words):

@@ -52,7 +52,7 @@ class FjORD(HeteroFL):
     kd
         Self-distillation, Eq. (2).
     weighting, static_bn, statistics, mask, clip, measure
-        As in HeteroFL, with other defaults. `scaler` stays off: the drawn widths have none.
+        As in HeteroFL, with other defaults. `scaler` and `global_rate` stay: the drawn widths have no scaler.
     """
 
     name: ClassVar[str] = "fjord"
@@ -76,8 +76,7 @@ class FjORD(HeteroFL):
         super().check()
         if not self.widths:
             raise InputError(f"{self.name}: widths is empty: name at least one width rate, such as 1.0.")
-        if self.scaler:
-            raise InputError(f"{self.name}: scaler must stay off: a prefix is trained as it will be used.")
+        self.must_stay("a prefix is trained as it will be used", scaler=False, global_rate=1.0)
 
     def narrower(self, client: Party) -> list[float]:
         """Return the widths below the client's own that it draws from, as shares of its own."""

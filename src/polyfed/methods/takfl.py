@@ -61,7 +61,7 @@ class TAKFL(FedDF):
     ensemble
         `logits` only, Eq. (1).
     check_every, patience
-        Not used: `select_on` is for lambda and `drop_worst` here.
+        Stay as they are: `select_on` is for lambda and `drop_worst` here.
     """
 
     name: ClassVar[str] = "takfl"
@@ -83,8 +83,9 @@ class TAKFL(FedDF):
     candidates: AtLeastOne = 15
 
     def check(self) -> None:
-        """Refuse tuned weights without data to tune them on."""
+        """Refuse tuned weights without data to tune them on, and what belongs to early stopping."""
         super().check()
+        self.must_stay("labelled data is for lambda and drop_worst here", check_every=100, patience=1000)
         if self.merge != "fixed" and self.select_on == "none":
             raise InputError(f"{self.name}: merge='{self.merge}' needs labelled data at the server: set select_on.")
 
