@@ -37,6 +37,9 @@ def test_finite(dtype, bad):
     tensor[2, 3] = bad
     assert not all_finite(tensor)
     assert all_finite(torch.zeros(0)) and all_finite(torch.tensor([1 << 40]))
+    assert not all_finite(torch.ones(3, dtype=dtype), tensor, torch.tensor([1]))
+    large = torch.full((3,), torch.finfo(dtype).max, dtype=dtype)  # their sum is infinite, they are not
+    assert all_finite(large, -large, torch.zeros(0), torch.ones(2, device="meta"))
 
 
 def test_a_tree_is_read_from_its_file_and_a_damaged_one_is_named(tmp_path):

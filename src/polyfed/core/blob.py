@@ -45,15 +45,15 @@ def blob_bytes(tensors: Named, metadata: Mapping[str, str]) -> int:
     return len(_header(ordered, metadata)) + sum(tensor.numel() * tensor.element_size() for _, tensor in ordered)
 
 
-def all_finite(tensor: Tensor) -> bool:
-    """Tell whether a tensor holds neither NaN nor infinity, without a temporary tensor of its size."""
-    if not tensor.is_floating_point() or not tensor.numel() or tensor.is_meta:  # who has the numbers has looked
+@torch.no_grad()
+def all_finite(*tensors: Tensor) -> bool:
+    """Tell whether tensors hold neither NaN nor infinity, without a temporary tensor of their size."""
+    # Of a tensor that is elsewhere (meta), whoever has the numbers has looked.
+    floats = [tensor for tensor in tensors if tensor.is_floating_point() and not tensor.is_meta]
+    if math.isfinite(sum([tensor.sum().item() for tensor in floats])):  # what is not finite never adds up to what is
         return True
-    values = tensor.detach()
-    if math.isfinite(values.sum().item()):  # one quick pass: what is not finite never adds up to what is
-        return True
-    low, high = values.aminmax()  # the sum of large numbers may overflow; NaN anywhere makes both NaN
-    return math.isfinite(low.item()) and math.isfinite(high.item())
+    # The sum of large numbers may overflow; NaN anywhere makes both ends NaN.
+    return all(math.isfinite(end.item()) for tensor in floats if tensor.numel() for end in tensor.aminmax())
 
 
 def _ordered(tensors: Named) -> list[tuple[str, Tensor]]:

@@ -84,8 +84,9 @@ def finite_only(replies: Replies, infos: Mapping[int, ClientInfo], missing: dict
     """Return the replies without those that hold NaN or infinity; their senders are named in `missing`."""
     good: dict[int, Message] = {}
     for client, message in replies.items():
-        bad = next((name for name, tensor in message.tensors() if not all_finite(tensor)), None)
-        bad = bad or next((k for k, v in message.meta.items() if isinstance(v, float) and not math.isfinite(v)), None)
+        bad = next((k for k, v in message.meta.items() if isinstance(v, float) and not math.isfinite(v)), None)
+        if not all_finite(*(tensor for _, tensor in message.tensors())):
+            bad = next(name for name, tensor in message.tensors() if not all_finite(tensor))
         if bad is None:
             good[client] = message
         else:

@@ -21,6 +21,7 @@ from polyfed.core.nets import EVAL, TRAIN, Net, has_batch_norm, mode
 from polyfed.core.optimizers import make_optimizer
 from polyfed.core.party import Context, Party
 from polyfed.core.rng import generator, watched
+from polyfed.core.samples import taken
 from polyfed.core.settings import Training
 from polyfed.core.stage import (
     Batch,
@@ -107,7 +108,9 @@ def is_normed(party: Party) -> bool:
     return any(has_batch_norm(module) for module in party.models.values())
 
 
-def plan_of(stage: Stage, party: Party, ctx: Context, name: str) -> Iterator[tuple[int, Tensor, list[int]]]:
+def plan_of(
+    stage: Stage, party: Party, ctx: Context, name: str, normed: bool
+) -> Iterator[tuple[int, Tensor, list[int]]]:
     """Return the epochs of a stage for a party (see `epoch_plan`), from its own stream."""
     data = stage.data if stage.data is not None else party.train
     training = stage.training or ctx.training
@@ -118,7 +121,7 @@ def plan_of(stage: Stage, party: Party, ctx: Context, name: str) -> Iterator[tup
         stage.steps,
         generator(ctx.seed, f"batches/{name}", ctx.round, party.id),
         stage.shuffle,
-        join_single=is_normed(party),
+        join_single=normed,
     )
 
 
@@ -131,11 +134,11 @@ def batches_of(
     augmentation = augmentation_of(stage, party, ctx)
     changes = generator(ctx.seed, f"augment/{name}", ctx.round, party.id) if augmentation is not None else None
     at_once = max(1, PIECE // max(1, data.x[:1].numel()))  # samples
-    for epoch, order, sizes in plan_of(stage, party, ctx, name) if guard is None else guard.plan():
+    for epoch, order, sizes in plan_of(stage, party, ctx, name, is_normed(party)) if guard is None else guard.plan():
         for positions, cut in pieces(order, sizes, at_once):
             x = data.inputs(positions).to(ctx.device).split(cut)
             y = data.labels(positions).to(ctx.device).split(cut)
-            columns = {key: column[positions].to(ctx.device).split(cut) for key, column in stage.columns.items()}
+            columns = {key: taken(column, positions).to(ctx.device).split(cut) for key, column in stage.columns.items()}
             for number, size in enumerate(cut):
                 extra = {key: parts[number] for key, parts in columns.items()}
                 for key, draw in stage.draws.items():

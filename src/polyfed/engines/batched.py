@@ -275,13 +275,12 @@ def make_program(
     backend: InProcess, jobs: Sequence[Job], tensors: Tensors, step: Step, ctx: Context, worker: int
 ) -> Program:
     """Return the program of some jobs over given tensors."""
-    members, modules = [], {}
+    members = []
     for job in jobs:
-        assert job.party is not None and job.stage is not None and job.party.info is not None
+        assert job.party is not None and job.stage is not None
         members.append(Member(job.party, job.stage, job.party.states))
-        modules = {
-            model: backend.store.module(worker, job.party.info.architecture, model) for model in job.party.models
-        }
+    first = members[0].party
+    modules = {model: backend.store.module(worker, first.architecture, model) for model in first.models}
     program = Program(members, modules, tensors, ctx, jobs[0].name(step))
     return suits(program) or program
 

@@ -25,6 +25,8 @@ from polyfed.models.mlp import MLP
 from polyfed.models.project import Projected
 from polyfed.models.width import Scaler
 
+relu_backward = torch.ops.aten.threshold_backward.default  # what torch's own gradient of a ReLU calls
+
 
 class NotCut(RuntimeError):
     """A loss uses the network in a way that only the whole network can answer."""
@@ -86,6 +88,7 @@ class DenseProgram(Program):
     chain: list[Layer]
     plain: bool  # the loss is the cross-entropy of the whole network
     uses: dict[str, bool]
+    lowest: int  # place in the chain of the first layer that moves
 
     @classmethod
     def over(cls, program: Program, chain: list[Layer]) -> DenseProgram | None:
@@ -93,6 +96,9 @@ class DenseProgram(Program):
         dense = cls.__new__(cls)
         dense.__dict__.update(program.__dict__)
         dense.chain = chain
+        moved = dense.moved[0]["main"].keys()
+        moving = [place for place, layer in enumerate(chain) if {layer.weight, layer.bias} & moved]
+        dense.lowest = min(moving, default=0)
         loss = program.updates[0].losses[0]
         dense.plain = getattr(loss, "__func__", None) is Method.loss and program.ctx.task == CLASSIFICATION
         dense.uses = {"features": False, "logits": True, "params": False}
@@ -126,7 +132,7 @@ class DenseProgram(Program):
         """Return the input of every layer and the output of the last, `[clients, batch, units]`."""
         activations = [x.flatten(2)]
         for layer in self.chain:
-            weight = params[layer.weight].transpose(1, 2)
+            weight = params[layer.weight].mT
             if layer.bias is None:
                 out = torch.bmm(activations[-1], weight)
             else:
@@ -144,20 +150,19 @@ class DenseProgram(Program):
         if not isinstance(optimizer, Sgd):
             optimizer.steps[selection.clients] += 1  # type: ignore[attr-defined]
         moved = self.moved[0]["main"]
-        lowest = min(place for place, layer in enumerate(self.chain) if {layer.weight, layer.bias} & moved.keys())
         for place in reversed(range(len(self.chain))):
             layer, inputs = self.chain[place], activations[place]
             weight = params[layer.weight]
-            before = torch.bmm(delta, weight) if place > lowest else None  # with the weights of this step
+            before = torch.bmm(delta, weight) if place > self.lowest else None  # with the weights of this step
             if layer.weight in moved:
-                self.move(layer.weight, weight, delta.transpose(1, 2), inputs, selection, rate, of_params)
+                self.move(layer.weight, weight, delta.mT, inputs, selection, rate, of_params)
             if layer.bias is not None and layer.bias in moved:
                 self.move(layer.bias, params[layer.bias], None, delta.sum(1), selection, rate, of_params)
             if before is None:
                 break
             if place == len(self.chain) - 1 and of_features is not None:
                 before += of_features
-            delta = before.mul_(inputs > 0) if self.chain[place - 1].relu else before
+            delta = relu_backward(before, inputs, 0) if self.chain[place - 1].relu else before
         selection.put(self.params, {"main": params})
         return values, sums
 
@@ -207,8 +212,7 @@ class DenseProgram(Program):
             log_probabilities = torch.log_softmax(logits, 2)
             target = batch.y.unsqueeze(2)
             values = -log_probabilities.gather(2, target).squeeze(2).mean(1)
-            delta = log_probabilities.exp_()
-            delta.scatter_add_(2, target, delta.new_full((1, 1, 1), -1.0).expand(target.shape))
+            delta = log_probabilities.exp_().scatter_(2, target, -1.0, reduce="add")
             return values, {}, delta.div_(logits.shape[1]), None, None
         outputs = {"logits": logits}
         if self.uses["features"]:

@@ -144,7 +144,7 @@ def fuse_share(
 
 def outlined(replies: Mapping[int, Message]) -> Tree:
     """Return all of replies but their numbers. Those that hold NaN or infinity stay whole: rank 0 refuses them."""
-    broken = {c: reply for c, reply in replies.items() if not all(all_finite(t) for _, t in reply.tensors())}
+    broken = {c: reply for c, reply in replies.items() if not all_finite(*(t for _, t in reply.tensors()))}
     outlines = {
         str(client): {
             "params": {m: {n: _outline(t) for n, t in state.items()} for m, state in reply.params.items()},

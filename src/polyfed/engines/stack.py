@@ -93,7 +93,7 @@ class Program:
         """Clients with equally many samples always go together, and their inputs are collected for many batches."""
         everybody = Selection(range(len(self.members)), len(self.members))
         at_once = max(1, GATHER // max(1, self.data.numbers_per_sample * len(self.members)))
-        plans = [plan_of(member.stage, member.party, self.ctx, self.name) for member in self.members]
+        plans = [self._epochs(member) for member in self.members]
         for epochs in zip(*plans, strict=True):
             epoch, _, sizes = epochs[0]
             order = torch.stack([order for _, order, _ in epochs])
@@ -103,7 +103,7 @@ class Program:
                 for number, (some, labels) in enumerate(zip(x.split(cut, 1), y.split(cut, 1), strict=True)):
                     extra = {key: part[number] for key, part in parts.items()}
                     some = self.augmented(everybody.clients, some)
-                    yield everybody, epoch, (some, labels, extra | self.drawn(everybody.clients, len(some[0])))
+                    yield everybody, epoch, (some, labels, extra | self.drawn(everybody.clients, some.shape[1]))
 
     def schedule(self) -> Iterator[tuple[Selection, int, list[Tensor]]]:
         """Yield which clients go next: all whose batches have the same size and learning rate.
@@ -134,8 +134,11 @@ class Program:
             for client in clients:
                 heads[client] = next(plans[client], None)
 
+    def _epochs(self, member: Member) -> Iterator[tuple[int, Tensor, list[int]]]:
+        return plan_of(member.stage, member.party, self.ctx, self.name, self.normed)
+
     def _plan(self, member: Member) -> Iterator[tuple[int, Tensor]]:
-        for epoch, order, sizes in plan_of(member.stage, member.party, self.ctx, self.name):
+        for epoch, order, sizes in self._epochs(member):
             for positions in order.split(sizes):
                 yield epoch, positions
 
@@ -169,7 +172,8 @@ class Program:
             for place, (client, value) in enumerate(zip(selection.clients, values.tolist(), strict=True)):
                 totals = self.members[client].totals
                 totals.losses.add(value)
-                totals.add({name: tensor[place] for name, tensor in sums.items()})
+                if sums:
+                    totals.add({name: tensor[place] for name, tensor in sums.items()})
                 if number == 0:
                     totals.step(rate)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from polyfed.core.party import Party
-from polyfed.core.samples import Samples
+from polyfed.core.samples import Samples, taken
 from polyfed.core.stage import Stage, Totals
 from polyfed.engines.steps import Selection
 
@@ -20,6 +20,8 @@ Inputs = tuple[Tensor, Tensor, dict[str, Tensor]]  # of some clients: x, y and c
 
 def stack_trees(trees: Sequence[Any], device: torch.device) -> tuple[Any, Any]:
     """Stack the tensors of equal trees; a tensor that all of them share stays one. Also returns `vmap`'s dimensions."""
+    if not any(trees):
+        return {}, {}
     flattened = [tree_flatten(dict(tree)) for tree in trees]
     spec = flattened[0][1]
     values: list[Any] = []
@@ -85,7 +87,7 @@ class Column:
             self.table = tables[0]
             self.rows = [row if row is not None else torch.arange(len(tables[0])) for row in rows]
             return
-        own = [table if row is None else table[row] for table, row in zip(tables, rows, strict=True)]
+        own = [table if row is None else taken(table, row) for table, row in zip(tables, rows, strict=True)]
         self.table = torch.cat(own)
         starts = torch.tensor([0, *map(len, own)]).cumsum(0).tolist()
         self.rows = [torch.arange(start, start + len(part)) for start, part in zip(starts, own, strict=False)]
@@ -119,9 +121,10 @@ class StackedSamples:
         """Return inputs, labels and columns with the clients as first dimension."""
         shape = (len(clients), len(positions[0]))
         rows = self.inputs.locate(clients, positions)
-        x = self.scaling.apply(self.inputs.table[rows]).to(self.device).unflatten(0, shape)
-        y = self.labels[rows].to(self.device).unflatten(0, shape)
+        x = self.scaling.apply(taken(self.inputs.table, rows)).to(self.device).unflatten(0, shape)
+        y = taken(self.labels, rows).to(self.device).unflatten(0, shape)
         columns = {}
         for key, column in self.columns.items():
-            columns[key] = column.table[column.locate(clients, positions)].to(self.device).unflatten(0, shape)
+            found = taken(column.table, column.locate(clients, positions))
+            columns[key] = found.to(self.device).unflatten(0, shape)
         return x, y, columns

@@ -210,7 +210,7 @@ class LiveFederation(Federation):
             return plain(f"{type(error).__name__}: {error!s:.300}")
         tensors = [*self.server.state.values(), *_tensors(self.server.memory)]
         tensors += [t for module in self.server.models.values() for t in module.state_dict().values()]
-        return None if all(map(all_finite, tensors)) else "the result is not finite"
+        return None if all_finite(*tensors) else "the result is not finite"
 
     def _snapshot(self) -> Any:
         models = {name: dict(module.state_dict()) for name, module in self.server.models.items()}
