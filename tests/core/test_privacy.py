@@ -17,6 +17,7 @@ from polyfed.core.runner import run_stage
 from polyfed.core.samples import Samples
 from polyfed.core.settings import Training
 from polyfed.core.stage import Batch, Stage, Update
+from polyfed.methods import make
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.fedin import FedIN
 from polyfed.methods.fedproto import FedProto
@@ -38,7 +39,8 @@ def client(privacy, samples=40, model="mlp:1x8", batch_size=8, rounds=2):
     data = Samples(torch.randn(samples, 5, generator=rng), torch.randint(3, (samples,), generator=rng))
     party = Party(0, ClientInfo(0, samples, "m"), PartyData(data))
     party.models["main"] = build(model, (5,), 3) if isinstance(model, str) else model
-    ctx = Context(0, 1, rounds, Training(batch_size=batch_size, lr=0.1), 3, (5,), 1, privacy=privacy)
+    training = Training(batch_size=batch_size, lr=0.1)
+    ctx = Context(0, 1, rounds, training, 3, (5,), 1, privacy=privacy, own_epochs=rounds * training.epochs)
     return party, ctx
 
 
@@ -287,6 +289,27 @@ def test_private_training_learns_the_task_at_hand(task):
     )
     assert private.history[-1]["loss"] == pytest.approx(plain.history[-1]["loss"], rel=1e-2)
     assert private.accuracy()["mean"] == pytest.approx(plain.accuracy()["mean"], abs=1e-2)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pf.FedMD(public_epochs=0, private_epochs=3),
+        pf.FedMDGlobal(public_epochs=0, private_epochs=3),
+        FedAvg(pretrain_epochs=3),
+        make("pfedafm", {"common_epochs": 2, "proxy": "mlp:1x8"}),
+        make("scaffold", {"option": "I"}),
+        make("fedtype", {"set_weight": 0.0, "proxy": "mlp:1x8"}),
+    ],
+    ids=lambda method: method.name,
+)
+def test_noise_is_planned_for_all_that_a_method_learns_from_own_samples(method):
+    """Nobody stops before the last round, and next to nothing of the budget is left."""
+    training = Training(epochs=2, batch_size=8, lr=0.1)
+    private = Privacy(epsilon=8.0)
+    result = pf.run(method, synthetic(), ["mlp:1x8"], 2, training, privacy=private, feature_dim=8, progress=False)
+    assert not [line["missing"] for line in result.history if "missing" in line]
+    assert 7.9 < min(result.privacy()["epsilon"].values()) <= max(result.privacy()["epsilon"].values()) <= 8.0
 
 
 def test_layers_and_groups_of_a_gradient():

@@ -93,8 +93,8 @@ class PrivateTraining:
         self.in_epoch = len(batch_sizes(self.samples, training.batch_size, False))
         self.epochs = stage.epochs if stage.epochs is not None or stage.steps is not None else training.epochs
         self.steps = stage.steps if stage.steps is not None else (self.epochs or 0) * self.in_epoch
-        planned = ctx.rounds * ctx.training.epochs * self.in_epoch
-        self.multiplier = privacy.multiplier(self.rate, planned, ctx.releases)
+        self.planned = ctx.own_epochs * self.in_epoch
+        self.multiplier = privacy.multiplier(self.rate, self.planned, ctx.releases)
         # Several gradients of one batch are one release of all of them: it is as much longer as their root.
         self.gradients = sum(len(update.losses) for update in stage.all_updates())
         self.check()

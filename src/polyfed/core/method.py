@@ -158,6 +158,13 @@ class Method:
         """Return how often a client tells sums over its samples: those of `core/releases.py`, which noise can cover."""
         return Releases()
 
+    def own_epochs(self, epochs: int, rounds: int) -> int:
+        """Return for how many epochs a client learns from its own samples in a whole run, at most.
+
+        Noise is planned for them; `epochs` are those of the training settings. Whoever learns for more stops early.
+        """
+        return epochs * rounds
+
     # --- at the server, which never sees a client object ---
 
     def plan(self) -> Plan:

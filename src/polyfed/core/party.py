@@ -160,6 +160,7 @@ class Context:
     phase: str = "round"  # before | round | after
     participants: tuple[int, ...] = ()  # of this exchange, in ascending order
     privacy: Privacy = field(default_factory=Privacy)  # of what leaves clients
+    own_epochs: int = 0  # for how many epochs a client learns from its samples in the whole run, as the method says
     releases: int = 0  # how often a client tells sums over its samples in the whole run, as the method says
     secure: bool = False  # noise comes from the operating system: in a real federation, where the seed is known to all
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))

@@ -78,6 +78,7 @@ class RunState:
             input_shape=input_shape,
             public_classes=public_classes,
             privacy=settings.privacy,
+            own_epochs=method.own_epochs(settings.training.epochs, self.rounds),
             releases=method.releases().planned(self.rounds),
             clients=len(backend.infos),
             device=torch.device(settings.execution.device),

@@ -229,6 +229,7 @@ class Site(SiteFolder):
             clients=int(head["clients"]),
             public_classes=run["public_classes"],
             privacy=privacy_of(run),
+            own_epochs=method.own_epochs(int(run["training"]["epochs"]), int(run["rounds"])),
             releases=method.releases().planned(int(run["rounds"])),
             secure=self.secure,
             phase=head["phase"],

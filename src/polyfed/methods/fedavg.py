@@ -90,6 +90,10 @@ class FedAvg(Method):
         """Only weights leave (and the number of samples, which is taken as known)."""
         return None
 
+    def own_epochs(self, epochs: int, rounds: int) -> int:
+        """Count those before the rounds, too."""
+        return self.pretrain_epochs + super().own_epochs(epochs, rounds)
+
     def plan(self) -> Plan:
         """One exchange a round, and one before the rounds if there is pre-training."""
         return Plan(before=(PRETRAIN,) if self.pretrain_epochs else ())

@@ -93,6 +93,10 @@ class FedMD(Method):
         """Only answers on public data leave."""
         return None
 
+    def own_epochs(self, epochs: int, rounds: int) -> int:
+        """Count those before the rounds, too."""
+        return self.private_epochs + super().own_epochs(epochs, rounds)
+
     def plan(self) -> Plan:
         """Pre-train once; in a round, logits go up, their mean comes down, and private data follows."""
         return Plan(before=(PRETRAIN,), round=(LOGITS, DIGEST, REVISIT))

@@ -78,6 +78,10 @@ class FedType(Proxies):
         """One exchange a round, and a last training of all clients."""
         return Plan(after=(FINISH,) if self.finish else ())
 
+    def own_epochs(self, epochs: int, rounds: int) -> int:
+        """Count both networks, which learn in turn, and the training after the rounds."""
+        return super().own_epochs(2 * epochs, rounds + len(self.plan().after))
+
     def beyond_training(self) -> str | None:
         """Name the sets: one sample moves the quantile of all, which no bound on its own gradient covers."""
         told = "what a proxy learned with prediction sets that are calibrated on all samples together"

@@ -70,6 +70,11 @@ class PFedAFM(Proxies):
     mixing_lr: NotNegative = 0.01
     common_epochs: Count | None = None
 
+    def own_epochs(self, epochs: int, rounds: int) -> int:
+        """Count those of the common extractor, too."""
+        common = epochs if self.common_epochs is None else self.common_epochs
+        return super().own_epochs(epochs + common, rounds)
+
     def build_proxy(self, ctx: Context) -> nn.Module:
         """Build the common extractor: a model that ends at its features."""
         model = with_feature_dim(build(self.proxy, ctx.input_shape, ctx.num_classes), ctx.feature_dim)

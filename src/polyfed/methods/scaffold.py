@@ -62,6 +62,10 @@ class Scaffold(FedAvg):
     option: Literal["auto", "I", "II", "gradient"] = "auto"
     server_lr: NotNegative = 1.0
 
+    def own_epochs(self, epochs: int, rounds: int) -> int:
+        """Count the pass for the gradient at the received weights, too."""
+        return super().own_epochs(epochs, rounds) + (rounds if self.option == "I" else 0)
+
     # --- server ---
 
     def setup_server(self, server: Party, infos: Mapping[int, ClientInfo], ctx: Context) -> None:
