@@ -11,7 +11,7 @@ from torch import nn
 from polyfed import methods
 from polyfed.build import make_parties, pool
 from polyfed.config import Networks
-from polyfed.core.attack import check_attack, malicious, poisoned
+from polyfed.core.attack import check_attack, check_share, malicious, poisoned
 from polyfed.core.errors import InputError
 from polyfed.core.evaluate import few
 from polyfed.core.federation import Federation
@@ -88,6 +88,7 @@ def describe_parties(
     check_needs(method, infos, blueprints, clients.public, clients.input_shape, methods.candidates, clients.task)
     check_rule(trust.rule(), method, methods.candidates)
     check_attack(attack := trust.attackers(), method)
+    check_share(attack, len(infos))
     if attack is not None and attack.name in IN_DATA:
         for client in malicious(attack, [info.id for info in infos], seed):
             data[client] = poisoned(attack, data[client], clients.num_classes, seed, client)

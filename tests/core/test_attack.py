@@ -11,7 +11,7 @@ from polyfed.core.message import Message
 from polyfed.core.method import Step
 from polyfed.core.samples import Samples
 from polyfed.core.settings import Settings, Training
-from polyfed.core.trust import Attack
+from polyfed.core.trust import Attack, Trust
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.fedproto import FedProto
 from polyfed.testing.setting import synthetic
@@ -83,6 +83,14 @@ def test_labels_and_marks_in_the_data():
     assert torch.equal(found.labels()[~hit], data.labels()[~hit])
     assert data.x[:, 0, 7, 7].max() == 0  # shared storage is not touched
     assert (marked(data.x)[:, 0, 6:, 6:] == 16).all()
+
+
+def test_an_attack_by_nobody_is_refused():
+    """A tenth of four clients is nobody: the rule that is tried would seem to hold."""
+    with pytest.raises(InputError, match=r"of 4 clients that is nobody, one is 0.25"):
+        pf.run("fedavg", synthetic(public=False), ["mlp:1x8"], rounds=1, attack="signflip:0.1", progress=False)
+    with pytest.raises(InputError, match="share of samples with a backdoor"):
+        Trust(attack="backdoor:0.5:7")
 
 
 def test_an_attack_changes_nothing_but_the_messages_of_malicious_clients():

@@ -194,3 +194,43 @@ def test_before_it_takes_part_a_site_says_what_will_leave_it(site):
     site.answer(run(), b"")
     said = "\n".join(site.said)
     assert "prototypes: (up to 3) x 16 float32" in said and "No weights are among it" in said
+
+
+# --- a server does what it announced ---
+
+
+def test_a_server_cannot_ask_for_more_than_it_announced(site):
+    """Each message says what is to be done: what differs from what the people here were told is refused, also later."""
+    private = {"epsilon": 8.0, "delta": 1e-5}
+    first = run(privacy=private)
+    assert "error" not in site.answer({**first, "kind": "describe"}, b"")[0]
+    again = Site("north", "mlp:1x16", site.data, site.folder, (), 1 << 20, lambda text: None)  # a process later
+    for change in ({"privacy": {}}, {"privacy": {**private, "epsilon": 80.0}}, {"method": "fedavg"}):
+        asked = {**first, "run": {**first["run"], **change}, "kind": "work"}
+        assert "joined for" in again.answer(asked, b"")[0]["error"], change
+    assert "joined for" not in again.answer({**first, "kind": "work"}, b"")[0].get("error", "")
+    longer = {**first, "run": {**first["run"], "rounds": 5}, "kind": "work"}
+    assert "joined for" not in again.answer(longer, b"")[0].get("error", "")
+
+
+def test_what_was_not_announced_is_told_before_anything_is_done(site):
+    site.answer({**run(), "kind": "measure"}, b"")
+    assert any("What leaves this site" in line for line in site.said)
+
+
+@pytest.mark.parametrize(
+    "asked, fine",
+    [
+        ({"epsilon": 2.0, "delta": 1e-5}, True),
+        ({"epsilon": 8.0, "delta": 1e-5}, False),
+        ({"epsilon": 2.0, "delta": 0.5}, False),
+        ({"noise_multiplier": 1.0}, False),
+        ({"epsilon": 2.0, "unit": "client"}, False),
+        ({}, False),
+    ],
+)
+def test_a_site_has_a_bound_of_its_own(site, asked, fine):
+    site.max_epsilon = 2.0
+    answer = site.answer({**run(privacy=asked), "kind": "describe"}, b"")[0]
+    assert ("error" not in answer) == fine
+    assert fine or "takes part with epsilon 2 for each sample at most" in answer["error"]

@@ -527,6 +527,16 @@ def test_a_site_that_asks_reads_the_audit_and_nobody_else(tmp_path):
     assert len((tmp_path / "audit.jsonl").read_text().splitlines()) == 2
 
 
+def test_a_damaged_line_of_the_audit_ends_nobodys_work(tmp_path):
+    audit = Audit(tmp_path)
+    audit.ask(0)
+    audit.write("joined", "north")
+    with (tmp_path / "audit.jsonl").open("ab") as file:
+        file.write(b'{"time": 1, "ev\xff\n')
+    audit.write("arrived", "north")
+    assert [entry["event"] for entry in audit.news(0)] == ["joined", "damaged", "arrived"]
+
+
 def test_a_site_keeps_the_audit_it_asked_for(server, tmp_path):
     from polyfed.flower.site import Site
 

@@ -144,6 +144,9 @@ def join(
     give_up: Annotated[float, typer.Option(help="Seconds without a server after which this site stops.")] = 3600.0,
     max_mb: Annotated[int, typer.Option(help="Largest message in megabytes.")] = 1024,
     audit: Annotated[bool, typer.Option("--audit", help="Ask for the server's audit; it is kept in --state.")] = False,
+    max_epsilon: Annotated[
+        float | None, typer.Option(help="Take part with this epsilon for each sample at most. Else as the server asks.")
+    ] = None,
     form: Annotated[Path | None, typer.Option(help="What the sites agreed on ('polyfed form agree').")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="data.key=value: how to read the data.")] = None,
     **given: str | None,
@@ -164,7 +167,7 @@ def join(
             methods.find(item)
         if max_mb <= 0:
             raise InputError("--max-mb must be positive.")
-        how = joining.Joining(server, keys, name, Path(), give_up, wait, audit)
+        how = joining.Joining(server, keys, name, Path(), give_up, wait, audit, max_epsilon)
         found = joining.check_joining(how)
         how = replace(how, state=state or Path(f"polyfed-site-{found.name if found else name}"))
         asked = read_experiment(None, {"data": data, **given}, set_ or ()).base.data

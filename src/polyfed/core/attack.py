@@ -36,6 +36,14 @@ def malicious(attack: Attack | None, clients: Sequence[int], seed: int) -> froze
     return frozenset(sorted(clients)[place] for place in order[:number])
 
 
+def check_share(attack: Attack | None, clients: int) -> None:
+    """Refuse a share of so few clients that nobody would be malicious: a rule would seem to have held."""
+    if attack is not None and attack.share and not round(attack.share * clients):
+        raise InputError(
+            f"attack={attack.name}:{attack.share:g}: of {clients} clients that is nobody, one is {1 / clients:.2g}."
+        )
+
+
 def check_attack(attack: Attack | None, method: Method) -> None:
     """Refuse an attack on something that the method's clients do not send."""
     if attack is None or attack.name in IN_DATA or method.family == "control":

@@ -117,6 +117,8 @@ class Trust:
         values = [_number(text, f"attack={self.attack}") for text in numbers]
         if not 0 <= values[0] < 1:
             raise InputError(f"trust: the share of malicious clients is from 0, below 1, not {values[0]:g}.")
+        if name == "backdoor" and len(values) > 1 and not 0 < values[1] <= 1:
+            raise InputError(f"trust: the share of samples with a backdoor is above 0, at most 1, not {values[1]:g}.")
         return Attack(name, values[0], values[1] if len(values) > 1 else ATTACKS[name])
 
 

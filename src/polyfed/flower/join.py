@@ -51,6 +51,8 @@ class Joining:
         Seconds to try until the server answers for the first time.
     audit
         Whether to ask for the server's audit; it is kept with the state.
+    max_epsilon
+        The largest epsilon, for each sample, with which this site takes part; None: what the server asks for.
     """
 
     server: str
@@ -60,6 +62,7 @@ class Joining:
     give_up: float = 3600.0
     wait: float = 300.0
     audit: bool = False
+    max_epsilon: float | None = None
 
 
 class EndedEarly(PolyfedError):
@@ -87,7 +90,7 @@ def join(
     """
     keys = check_joining(joining)
     site = Site(keys.name if keys else joining.name, model, data, joining.state, allow, max_bytes, say)
-    site.audit = joining.audit
+    site.audit, site.max_epsilon = joining.audit, joining.max_epsilon
     link = SiteLink(joining.server, keys, joining.state / "flower")
     say(f"Site {site.name}: {len(data.train)} training and {len(data.test)} test samples, which stay here.")
     for note in data.notes:

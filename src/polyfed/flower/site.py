@@ -88,6 +88,7 @@ class Site(SiteFolder):
                 return self.describe(head)
             if kind in ("work", "measure", "alone"):
                 self.check_classes(head["run"])
+                self.agree(head)
             if kind == "work":
                 return self.work(head, body)
             if kind == "measure":
@@ -119,9 +120,24 @@ class Site(SiteFolder):
         """Introduce this site; first tell the people here what will leave it."""
         method, run = self.method(head), head["run"]
         blueprint, _ = self.network(method, run)
+        self.agree(head)
         self.tell(method, blueprint, run)
         about, initial = introduce(method, self.model, self.data, blueprint)
         return {"name": self.name, **about, "audit": self.audit}, initial
+
+    def agree(self, head: Head) -> None:
+        """Refuse less privacy than is wanted here; hold the server to what was told, and tell what is new."""
+        method, run = self.method(head), head["run"]
+        privacy = privacy_of(run)
+        enough = privacy.on and privacy.epsilon is not None and privacy.delta * len(self.data.train) <= 1
+        if self.max_epsilon is not None and not (enough and (privacy.epsilon or 0) <= self.max_epsilon):
+            raise InputError(
+                f"Site {self.name} takes part with epsilon {self.max_epsilon:g} for each sample at most, and a delta "
+                "below one over the number of its samples (--max-epsilon), but the server asks for "
+                + (f"epsilon {privacy.epsilon}, delta {privacy.delta:g}." if privacy.on else "training without noise.")
+            )
+        if self.hold(head):
+            self.tell(method, self.network(method, run)[0], run)
 
     def check_classes(self, run: Mapping[str, Any]) -> None:
         """Refuse to work on other classes than those that the sites agreed on, as after a start with other data."""

@@ -22,6 +22,7 @@ from polyfed.flower.codec import Head
 PHASES = ("before", "round", "after")
 Tag = tuple[int, int, int]  # phase, round, position in the phase: when a state was taken
 SERVER = "the server"
+AGREED = ("method", "options", "privacy")  # of what a server asks: what the people were told when the site joined
 
 
 class SiteFolder:
@@ -32,6 +33,7 @@ class SiteFolder:
         self.folder = folder
         self.secure = True  # noise comes from the operating system; a simulation takes it from the seed
         self.audit = False  # whether to ask for the server's audit
+        self.max_epsilon: float | None = None  # the largest epsilon that the people here accept
 
     def home(self, head: Head) -> Path:
         """Return the folder of this federation's states."""
@@ -60,6 +62,29 @@ class SiteFolder:
         for other in known:
             if other not in kept:
                 self.path(head, other).unlink()
+
+    def hold(self, head: Head) -> bool:
+        """Hold the server to what the people here were told of this federation; return whether that is new.
+
+        Raises
+        ------
+        MessageError
+            Where it now asks for another method, or for less privacy: each of its messages says what is to be done.
+        """
+        path = self.home(head) / "agreed.json"
+        asked = json.loads(json.dumps({key: head["run"].get(key) for key in AGREED}))  # lists, as they are read back
+        if not path.is_file():
+            self.home(head).mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_json(path, asked, private=True)
+            return True
+        agreed = read_json(path, sealed=True)
+        other = next((key for key in AGREED if agreed.get(key) != asked[key]), None)
+        if other is not None:
+            raise MessageError(
+                f"Message from {SERVER} refused: site {self.name} joined for {other} {agreed.get(other)}, but this "
+                f"asks for {str(asked[other])[:300]}: a federation of another kind is a new one, which is joined anew."
+            )
+        return False
 
     def ledger(self, head: Head) -> Path:
         """Return the file with what this site has spent of its privacy budget.

@@ -31,7 +31,8 @@ def what_leaves(
     privacy = privacy_of(run)
     if privacy.on:
         budget = "no budget" if privacy.epsilon is None else f"at most epsilon {privacy.epsilon:g}"
-        yield f"What leaves is differentially private for each sample: {budget}, delta {privacy.delta:g}."
+        yield f"What is learned is differentially private for each training sample: {budget}, delta {privacy.delta:g}."
+        yield "Without noise: what is told when it joins, and figures measured on test and validation samples."
     if privacy.of_clients:
         yield (
             "The server adds noise to what it combines, for each site as a whole; it sees what leaves this site "
