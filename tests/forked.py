@@ -44,6 +44,9 @@ for line in sys.stdin:
         sys.stdout.reconfigure(write_through=True)
         os.chdir(asked["folder"])
         os.environ.update(asked["environment"])
+        if asked["flower"]:
+            import nursery
+            nursery.open_nursery()
         sys.argv = [asked["module"], *asked["words"]]
         importlib.import_module(asked["module"]).main()
         sys.exit(0)
@@ -73,10 +76,14 @@ class Forks:
         log: Path,
         module: str = POLYFED,
         group: int | None = None,
+        flower: bool = False,
         **environment: str,
     ) -> Forked:
-        """Start a command: `main` of a module, with what stands after its name on the command line."""
-        asked = {"module": module, "words": list(words), "folder": str(folder), "log": str(log)}
+        """Start a command: `main` of a module, with what stands after its name on the command line.
+
+        With `flower` the processes of Flower that it starts are forks too (see `nursery.py`).
+        """
+        asked = {"module": module, "words": list(words), "folder": str(folder), "log": str(log), "flower": flower}
         return Forked(self, int(self.ask({**asked, "group": group, "environment": environment})))
 
     def ask(self, what: Any) -> str:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import nursery
 import problem
 import pytest
 
@@ -22,7 +23,7 @@ from polyfed.flower.mailbox import Mailbox
 
 FLOWER = [sys.executable, "-m", POLYFED]
 IMPORTED = ["polyfed.cli.commands", "polyfed.flower.serve", "polyfed.flower.join", "polyfed.flower.grid"]
-IMPORTED += ["polyfed.api", "polyfed.report.page", "polyfed.terminal.live", "flwr.cli.build"]
+IMPORTED += ["polyfed.api", "polyfed.report.page", "polyfed.terminal.live", "flwr.cli.build", *nursery.IMPORTED]
 Process = subprocess.Popen[bytes] | Forked
 
 
@@ -46,7 +47,7 @@ class Processes:
         """Start a command, `polyfed` or another module; its words go to a file."""
         path = self.folder / f"{name}.log"
         if self.forks is not None:
-            process: Process = self.forks.start(words, self.folder, path, module, group, **variables)
+            process: Process = self.forks.start(words, self.folder, path, module, group, True, **variables)
         else:
             with path.open("ab") as log:
                 process = subprocess.Popen(
@@ -88,9 +89,11 @@ def flowers(parent: int) -> list[int]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes().split(b"\0")
+            name = (path.parent / "comm").read_text().strip()
         except OSError:
             continue  # it has just ended
-        if b"--parent" in words and words[words.index(b"--parent") + 1] == str(parent).encode():
+        started = b"--parent" in words and words[words.index(b"--parent") + 1] == str(parent).encode()
+        if started or name == nursery.name_for(parent):
             found.append(int(path.parent.name))
     return found
 

@@ -19,10 +19,11 @@ from polyfed.flower.reach import ADVICE, wait_for_server
 from polyfed.flower.signing import SealCheck
 from polyfed.flower.site import Site
 from polyfed.flower.sitedata import SiteData, described
+from polyfed.flower.watch import pause_after
 from polyfed.specs import ModelSpec
 
 LOOPBACK = ("127.0.0.1", "[::1]", "localhost")
-QUICK, SLOW = 0.05, 0.2  # seconds between two looks for a message: while something is going on, and else
+QUICK, SLOW = 0.05, 0.5  # seconds between two looks for a message: while something goes on, and after five of silence
 REFUSED = 120.0  # seconds of refusals after which a site gives up: a vanished twin is forgotten after 60
 PAUSE = 2.0  # seconds before SuperNode is started again
 REMIND = 60.0  # seconds between two sentences about a server that is away
@@ -123,8 +124,8 @@ class Attendance:
 
     def run(self) -> int:
         """Answer messages until the federation ends."""
-        pause = SLOW
         leave = float("inf")
+        last = time.monotonic()  # when there was something to do
         while self.site.ended is None and time.monotonic() < leave:
             if not self.link.alive():
                 self._restart()
@@ -141,8 +142,8 @@ class Attendance:
                 raise LinkError(
                     f"No word from {self.joining.server} for {self.joining.give_up:.0f} s: giving up; {ADVICE}."
                 )
-            pause = QUICK if worked else min(SLOW, pause * 1.2)
-            time.sleep(pause)
+            last = time.monotonic() if worked else last
+            time.sleep(pause_after(time.monotonic() - last, QUICK, SLOW))
         if self.site.refused is not None:
             raise InputError(self.site.refused)
         if self.site.ended:

@@ -13,8 +13,9 @@ from polyfed.core.errors import MessageError, PolyfedError
 from polyfed.flower import plain
 from polyfed.flower.audit import Audit
 from polyfed.flower.codec import Head, pack, unpack
+from polyfed.flower.watch import pause_after
 
-QUICK, SLOW = 0.05, 0.5  # seconds between two looks for answers: at first, and after some time
+QUICK, SLOW = 0.05, 0.5  # seconds between two looks for answers: at first, and after five
 LOOK = 0.5  # seconds between two looks at who is connected
 TRIES = 5  # times a question is put to a site that vanishes and comes back
 
@@ -117,7 +118,7 @@ class Mailbox:
                 told = True
                 patience = self.deadline + self.wait - spent
                 self.say(f"Waiting up to {patience:.0f} s: {answered} of {need} sites answered, the others are away.")
-            time.sleep(QUICK if spent < 5 else SLOW)
+            time.sleep(pause_after(spent, QUICK, SLOW))
         for client in exchange.open:
             away = client not in exchange.hopeful()
             reason = "is not connected" if away else f"did not answer in {self.deadline:.0f} s"

@@ -14,7 +14,8 @@ from polyfed.flower.audit import Audit
 from polyfed.flower.codec import Head, pack, unpack
 from polyfed.flower.keys import read_server_keys
 from polyfed.flower.link import ServerLink
-from polyfed.flower.mailbox import QUICK, Exchange, Mailbox, TooFewSites, refusal, send_refusal
+from polyfed.flower.mailbox import QUICK, SLOW, Exchange, Mailbox, TooFewSites, refusal, send_refusal
+from polyfed.flower.watch import pause_after
 
 END_SECONDS = 5.0  # seconds that a last message has to reach its site
 Introductions = dict[str, tuple[Head, bytes]]  # site -> its introduction
@@ -163,7 +164,7 @@ class Registration:
             # Whoever is connected and still at it may finish, within the deadline of any other exchange.
             if spent > self.mailbox.wait + (self.mailbox.deadline if exchange.hopeful() else 0.0):
                 break
-            time.sleep(QUICK)
+            time.sleep(pause_after(spent, QUICK, SLOW))
         if len(self.here) < self.mailbox.min_sites:
             away = ", ".join(site for site in self.sites if site not in self.here)
             raise TooFewSites(

@@ -1,4 +1,4 @@
-"""A child process that ends when its parent does, however the parent ended."""
+"""Processes that look at each other: one that ends with its parent, and how soon somebody who waits looks again."""
 
 from __future__ import annotations
 
@@ -9,6 +9,17 @@ import time
 
 LOOK = 0.1  # seconds
 GRACE = 5.0  # seconds for a clean end (a SuperNode tells the server that it leaves)
+
+PATIENT = 0.1  # a look comes at most this share of the time that was waited too late
+
+
+def pause_after(silence: float, shortest: float, longest: float) -> float:
+    """Return the seconds until the next look: often while something goes on, rarely where nothing has come for long.
+
+    Each look is a request, signed and encrypted. A thousand sites that look four times a second keep a server busy;
+    after half a minute of silence they look every three seconds, and lose a tenth of the time that they waited anyway.
+    """
+    return min(longest, max(shortest, PATIENT * silence))
 
 
 def die_with_parent(parent: int) -> None:
