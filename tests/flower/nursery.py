@@ -52,6 +52,7 @@ def wait_to_be_forked(there: socket.socket) -> NoReturn:
     os.setpgid(0, 0)  # what ends the command's group is not for the one that waits
     lines = there.makefile("rw")
     for line in lines:
+        told, tell = os.pipe()
         between = os.fork()
         if between == 0:
             between = os.getpid()
@@ -59,12 +60,16 @@ def wait_to_be_forked(there: socket.socket) -> NoReturn:
             if born == 0:
                 while os.getppid() == between:
                     time.sleep(0.001)
-                there.close()
+                for place in (there.detach(), told, tell):
+                    os.close(place)
                 be_flower(json.loads(line))
-            lines.write(f"{born}\n")
-            lines.flush()
+            os.write(tell, str(born).encode())
             os._exit(0)
-        os.waitpid(between, 0)
+        os.waitpid(between, 0)  # from here on the command is the parent
+        lines.write(f"{os.read(told, 20).decode()}\n")
+        lines.flush()
+        os.close(told)
+        os.close(tell)
     os._exit(0)
 
 

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from polyfed.flower.gate import Gate
-from polyfed.flower.watch import die_with_parent
+from polyfed.flower.watch import die_with_parent, keep_imports
 
 PATIENCE = 7 * 24 * 3600  # seconds that the server's process may be silent
 
@@ -35,6 +35,7 @@ def main() -> None:
     earlier = extensions.get_middleware
     extensions.get_middleware = lambda: (Middleware(Gate, secret=secret, max_bytes=own.max_bytes), *earlier())
     be_patient()
+    keep_imports()
     sys.argv = ["flower-superlink", *rest]
     flower_superlink()
 

@@ -13,7 +13,7 @@ import sys
 import time
 from types import SimpleNamespace
 
-from polyfed.flower.watch import die_with_parent, pause_after
+from polyfed.flower.watch import die_with_parent, keep_imports, pause_after
 
 PAUSE = 0.25  # seconds between two looks for messages at least
 IDLE = 3.0  # seconds that Flower sleeps where there was no message; it sleeps less while it waits for a reply of ours
@@ -33,6 +33,7 @@ def main() -> None:
     names = {name: getattr(time, name) for name in dir(time) if not name.startswith("_")}
     start_client_internal.time = SimpleNamespace(**{**names, "sleep": Looks().sleep})  # type: ignore[attr-defined,assignment]
     hasten()
+    keep_imports()
     sys.argv = ["flower-supernode", *rest]
     flower_supernode()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -33,3 +34,14 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="watch-parent", daemon=True).start()
+
+
+def keep_imports() -> None:
+    """Tell the garbage collector to leave alone what is there by now, and to look less often.
+
+    A Flower process imports a few hundred thousand objects that stay. Every request makes hundreds of new ones, and to
+    look through all of them took a third of the processor time of a request.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
