@@ -259,6 +259,25 @@ def test_layers_that_mix_samples_are_refused_with_the_remedy():
     run_stage(Stage(loss), party, ctx, "main/0")
 
 
+class SeenMean(nn.Module):
+    """Somebody's own norm: it changes its buffer in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(5))
+
+    def forward(self, x):
+        if self.training:
+            self.seen.mul_(0.9).add_(0.1 * x.mean(0).detach())
+        return x - self.seen
+
+
+def test_a_buffer_that_training_changes_in_place_is_refused_with_a_sentence():
+    party, ctx = client(Privacy(noise_multiplier=1.0), model=nn.Sequential(SeenMean(), nn.Linear(5, 3)))
+    with pytest.raises(InputError, match=r"a network of client 0 .* one sample at a time .* changes in place; leave"):
+        run_stage(Stage(loss), party, ctx, "main/0")
+
+
 @pytest.mark.parametrize(
     ("method", "told"),
     [

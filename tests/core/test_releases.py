@@ -44,7 +44,8 @@ def client(privacy, x=None, y=None, releases=5, rounds=5):
     party = Party(0, ClientInfo(0, len(x), "m"), PartyData(Samples(x, y)))
     party.models["main"] = Same()
     training = Training(batch_size=10)
-    return party, Context(0, 1, rounds, training, 3, (4,), 1, privacy=privacy, releases=releases)
+    planned = {"releases": releases, "own_epochs": rounds * training.epochs}
+    return party, Context(0, 1, rounds, training, 3, (4,), 1, privacy=privacy, **planned)
 
 
 def test_without_noise_means_are_those_of_shortened_vectors_by_hand():

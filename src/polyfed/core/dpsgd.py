@@ -189,7 +189,16 @@ class PrivateTraining:
             return loss
 
         taken = vmap(grad_and_value(one), in_dims=(None, 0, 0, 0), randomness="same")
-        grads, values = taken(moved, batch.x, batch.y, own)
+        try:
+            grads, values = taken(moved, batch.x, batch.y, own)
+        except RuntimeError as error:
+            if "vmap" not in str(error) and "transform" not in str(error):
+                raise
+            raise InputError(
+                f"privacy: a network of {self.party} does what cannot be done for one sample at a time "
+                f"({str(error).split('. ')[0]}): often a buffer of its own that training changes in place; leave that "
+                "out, or use a layer whose result depends on one sample only."
+            ) from error
         return values.detach(), grads
 
 
