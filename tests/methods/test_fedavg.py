@@ -227,3 +227,7 @@ def test_processes_divide_the_mean_unless_a_method_does_more_than_it():
         places = run.method.fused_into(run.server, run.backend.infos[1], Step(), run.ctx)
         assert (places is not None) == divided
         assert places is None or places["params/main/head.weight"] == "head.weight"
+
+
+def test_noise_is_planned_for_all_epochs_on_own_samples():
+    assert FedAvg(pretrain_epochs=2).own_epochs(3, 5) == 17 and FedAvg().own_epochs(3, 5) == 15

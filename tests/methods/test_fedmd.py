@@ -378,3 +378,7 @@ def test_the_accuracy_after_pretraining_is_the_initial_stage():
 def test_values_that_make_no_sense_are_refused(options, words):
     with pytest.raises(pf.InputError, match=words):
         FedMD(**options).check()
+
+
+def test_noise_is_planned_for_all_epochs_on_own_samples():
+    assert FedMD(private_epochs=4).own_epochs(3, 5) == 19

@@ -212,3 +212,8 @@ def test_sets_that_depend_on_all_samples_at_once_are_more_than_noise_in_training
 def test_options_that_make_no_sense_are_refused(options):
     with pytest.raises(InputError, match=next(iter(options))):
         FedType(**options)
+
+
+def test_noise_is_planned_for_all_epochs_on_own_samples():
+    assert FedType(finish=True).own_epochs(3, 5) == 36  # two networks, five rounds and the last training
+    assert FedType(finish=False).own_epochs(3, 5) == 30

@@ -154,3 +154,7 @@ def test_clients_with_features_of_several_sizes_are_refused():
 def test_options_that_make_no_sense_are_refused(options):
     with pytest.raises(InputError, match=next(iter(options))):
         PFedAFM(**options)
+
+
+def test_noise_is_planned_for_all_epochs_on_own_samples():
+    assert PFedAFM(common_epochs=2).own_epochs(3, 5) == 25 and PFedAFM().own_epochs(3, 5) == 30

@@ -134,3 +134,8 @@ def test_auto_is_option_two_for_plain_sgd_and_sums_gradients_otherwise(momentum,
     auto, named = (federation(method, 2, training) for method in (Scaffold(), Scaffold(option=option)))
     for name, tensor in named.server.memory["control"].items():
         assert torch.equal(auto.server.memory["control"][name], tensor), name  # the other one differs by rounding
+
+
+def test_noise_is_planned_for_all_epochs_on_own_samples():
+    assert Scaffold(option="I").own_epochs(3, 5) == 20  # its variate is one more pass a round
+    assert Scaffold(option="II").own_epochs(3, 5) == Scaffold(option="gradient").own_epochs(3, 5) == 15
