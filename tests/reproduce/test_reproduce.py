@@ -10,11 +10,12 @@ from polyfed.cli.commands import app
 from polyfed.cli.reproduce import parse_budget
 from polyfed.core.errors import InputError
 from polyfed.reproduce.cost import Speed, cost_of, guess, operations, seconds_of
-from polyfed.reproduce.entries import home, read_entries, read_entry
+from polyfed.reproduce.entries import Entry, home, read_entries, read_entry
+from polyfed.reproduce.figures import cka
 from polyfed.reproduce.pages import FOLDER, pages, shown_scale, verdicts
 from polyfed.reproduce.quantities import held_accuracy, values_from
 from polyfed.reproduce.queue import queue
-from polyfed.reproduce.results import file_of, judged, numbers, read_result, write_result
+from polyfed.reproduce.results import Measured, Result, file_of, judged, numbers, read_result, write_result
 from polyfed.reproduce.running import Clock, reproduce
 from polyfed.reproduce.verdict import VERDICTS
 
@@ -136,6 +137,28 @@ def test_what_a_page_says(place):
     assert "1 of 1 entries have a result" in made["README.md"]
     file_of(place, entry, "mini").unlink()
     assert "| not measured |" in pages(place)["README.md"] and shown_scale(entry, place) is None
+
+
+def test_claims_of_a_case_that_the_paper_does_not_have_are_ours():
+    told = {"title": "t", "claims": ["a - b > 0"], "mini": {}, "cases": {"theirs": {}, "more": {"ours": "other data"}}}
+    entry = Entry("ams", "table9", {}, told)
+    runs = {label: {str(seed): {"local": value + seed} for seed in range(5)} for label, value in (("a", 1.0), ("b", 0))}
+    result = Result("ams/table9", "mini", cases={name: Measured(runs=runs) for name in ("theirs", "more")})
+    assert [row.fix for row in judged(entry, "mini", result)] == ["", "other data"]
+    assert verdicts(entry, "mini", result) == ["holds"]  # one claim of the paper, not two
+
+
+def test_the_last_stages_are_named_by_their_place(monkeypatch):
+    """The mini has two stages and the paper four: a claim about the last one is the same claim."""
+    means = {"stem": 0.9, "stage 1": 0.8, "stage 2": 0.7, "logits": 0.1}
+    stages = {name: {"mean": value} for name, value in means.items()}
+    monkeypatch.setattr("polyfed.analysis.opening.open_run", lambda folder: folder)
+    monkeypatch.setattr("polyfed.analysis.cka.compare_clients", lambda *_: {"stages": stages})
+    monkeypatch.setattr("polyfed.analysis.cka.cka_figures", lambda found: {})
+    numbers, _ = cka(Path())
+    assert (numbers["cka last stage"], numbers["cka last but one stage"]) == (0.7, 0.8)
+    del stages["stage 2"]
+    assert "cka last but one stage" not in cka(Path())[0]
 
 
 def test_a_result_that_somebody_edited_is_refused(place):

@@ -73,6 +73,7 @@ class Case:
     settings: Mapping[str, Any] = field(default_factory=dict)
     numbers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # quantity -> label -> value
     claims: tuple[Claim, ...] | None = None  # None: those of the entry
+    ours: str = ""  # why it is no case of the paper: its claims are ours then
 
     def number(self, side: Side) -> float | None:
         """Return what the paper reports."""
@@ -142,7 +143,14 @@ class Entry:
                 None if "claims" not in told else tuple(parse_claim(text, self.quantity) for text in told["claims"])
             )
             made.append(
-                Case(name, told.get("title", self.title), told.get("settings", {}), told.get("numbers", {}), claims)
+                Case(
+                    name,
+                    told.get("title", self.title),
+                    told.get("settings", {}),
+                    told.get("numbers", {}),
+                    claims,
+                    told.get("ours", ""),
+                )
             )
         return made
 

@@ -46,12 +46,17 @@ def draw(entry: Entry, scale: str, result: Result, root: Path, name: str, figure
 
 
 def cka(folder: Path, samples: int = 300, clients: int = 10) -> Drawn:
-    """Return the mean CKA between clients, stage by stage."""
+    """Return the mean CKA between clients by stage; the last two by their place too, since depths differ by scale."""
     from polyfed.analysis.cka import cka_figures, compare_clients
     from polyfed.analysis.opening import open_run
 
     found = compare_clients(open_run(folder), samples, clients)
-    return {f"cka {stage}": part["mean"] for stage, part in found["stages"].items()}, cka_figures([found])
+    numbers = {f"cka {stage}": part["mean"] for stage, part in found["stages"].items()}
+    stages = [name for name in numbers if name.startswith("cka stage")]
+    for name, place in (("last", -1), ("last but one", -2)):
+        if len(stages) >= -place:
+            numbers[f"cka {name} stage"] = numbers[stages[place]]
+    return numbers, cka_figures([found])
 
 
 def embedding(folder: Path, **options: Any) -> Drawn:

@@ -82,20 +82,25 @@ class Row:
     claim: Claim
     judged: Judged
     gain: float | None  # the paper's
-    fix: str = ""  # it concerns a change of ours, by this name: no claim of the paper
+    fix: str = ""  # it concerns a change or a case of ours, by this name: no claim of the paper
 
 
 def judged(entry: Entry, scale: str, result: Result | None) -> list[Row]:
     """Return every claim of an entry at a scale with its verdict; Holm's correction is over all of them.
 
-    Claims about a fix of ours are tested with the paper's, and told apart.
+    Claims about a fix or a case of ours are tested with the paper's, and told apart.
     """
     places = [(case, claim) for case in entry.cases(scale) for claim in entry.claims(case)]
     tested = [_tested(entry, scale, case, claim, result) for case, claim in places]
     return [
-        Row(case, claim, found, test.gain, entry.fixes.get(claim.one.label, entry.fixes.get(claim.two.label, "")))
+        Row(case, claim, found, test.gain, _ours(entry, case, claim))
         for (case, claim), test, found in zip(places, tested, judge(tested), strict=True)
     ]
+
+
+def _ours(entry: Entry, case: Case, claim: Claim) -> str:
+    """Return what makes a claim one of ours (nothing: it is the paper's)."""
+    return entry.fixes.get(claim.one.label, entry.fixes.get(claim.two.label, case.ours))
 
 
 def _tested(entry: Entry, scale: str, case: Case, claim: Claim, result: Result | None) -> Compared:
