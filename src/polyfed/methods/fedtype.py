@@ -98,11 +98,8 @@ class FedType(Proxies):
     def proxy_loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
         """Return CE + KL(private || proxy), the latter mean over batch and classes."""
         z = nets["proxy"](batch.x)
-        loss = F.cross_entropy(z, batch.y)
-        if not self.distill_weight:
-            return loss
         taught: Tensor = kl_divergence(z, batch["target"], self.temperature) / z.shape[1]
-        return loss + self.distill_weight * taught
+        return F.cross_entropy(z, batch.y) + self.distill_weight * taught
 
     # --- the proxy's teaching ---
 

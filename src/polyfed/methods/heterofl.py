@@ -42,13 +42,14 @@ from polyfed.ops.aggregate import Index, IndexMap, Part, Slot, extract, scatter_
 STATISTICS = Step("statistics", who="all", when="evaluation")
 
 
-def sliced(parameters: str, buffers: str) -> str:
-    """Return the formula for the bytes of a slice that has so many parameters and float buffers."""
-    return f"4*({parameters} + [not static_bn and buffers == 'average']*{buffers})"
+def exchange_of(parameters: str, buffers: str) -> Traffic:
+    """Return the bytes of a slice that has so many parameters and float buffers, and of it with a number of samples."""
+    slice_bytes = f"4*({parameters} + [not static_bn and buffers == 'average']*{buffers})"
+    return Traffic(slice_bytes, f"{slice_bytes} + 8")
 
 
-SLICED = sliced("P", "B")
-SLICE = Traffic(SLICED, f"{SLICED} + 8")
+SLICE = exchange_of("P", "B")
+SLICED = SLICE.down
 
 
 @dataclass(frozen=True)

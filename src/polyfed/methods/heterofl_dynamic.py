@@ -3,9 +3,8 @@
 Diao, Ding, Tarokh, ICLR 2021. https://arxiv.org/abs/2010.01264
 
 All clients have the widest network. In round t client k holds the slice of level r(t, k), drawn from given proportions
-(`dynamic_a1-b1-c1` in the paper); only the slice travels, in both directions. The client puts it into its network and
-zeros elsewhere, which computes exactly what the slice computes: every entry outside has a gradient of exactly zero,
-since what comes in, what goes out and the norms are all zero there.
+(`dynamic_a1-b1-c1` in the paper); only the slice travels, in both directions. The client's network has it and zeros
+elsewhere, and computes exactly what the slice computes: outside, inputs, outputs, norms and so all gradients are zero.
 
 Deviations:
     A client is measured at its level of the round. Static BatchNorm statistics are collected for each level by the
@@ -31,12 +30,11 @@ from polyfed.core.stage import Aux, Batch, Stage
 from polyfed.core.traffic import Symbol, Traffic, buffer_size, trained_size
 from polyfed.core.views import at_rate, name_at
 from polyfed.core.width import Shapes, corner_of, cut, inside, put, shapes_at
-from polyfed.methods.heterofl import STATISTICS, HeteroFL, sliced
+from polyfed.methods.heterofl import STATISTICS, HeteroFL, exchange_of
 from polyfed.models.width import at_level, rates
 
 SLICE, STATES = "slice", "statistics"  # what travels under these names is narrower than the client's network
-DRAWN = sliced("P_r", "B_r")
-EXCHANGE = Traffic(DRAWN, f"{DRAWN} + 8")
+EXCHANGE = exchange_of("P_r", "B_r")
 
 
 @dataclass(frozen=True)
@@ -124,12 +122,12 @@ class HeteroFLDynamic(HeteroFL):
     def stage(self, client: Party, ctx: Context) -> Stage:
         """Tell the loss the level, for the scalers."""
         stage = super().stage(client, ctx)
-        stage = replace(stage, aux={**stage.aux, "level": torch.tensor(self.level(client.id, ctx))})
+        aux = {**stage.aux, "level": torch.tensor(self.level(client.id, ctx))}
         if not ctx.blueprints[client.architecture].frozen:
-            return stage
+            return replace(stage, aux=aux)
         # Frozen layers are never zero outside, so what follows them is held there.
-        held = corner_of(client.tensors(), self.shapes(client, ctx))
-        return replace(stage, aux={**stage.aux, "held": held}, gradients=inside)
+        aux["held"] = corner_of(client.tensors(), self.shapes(client, ctx))
+        return replace(stage, aux=aux, gradients=inside)
 
     def loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
         """Return HeteroFL's loss, with scalers that know the level."""
@@ -144,10 +142,9 @@ class HeteroFLDynamic(HeteroFL):
     def local(self, client: Party, step: Step, ctx: Context) -> Local:
         """Do as in HeteroFL, and reply with the slice."""
         reply = yield from super().local(client, step, ctx)
-        if reply is None or not reply.params:
-            return reply
-        part = cut(reply.params.pop("main"), self.shapes(client, ctx))
-        if step.name == STATISTICS.name:
-            put(client.tensors(), part)
-        reply.params[STATES if step.name == STATISTICS.name else SLICE] = part
+        if reply is not None and reply.params:
+            part = cut(reply.params.pop("main"), self.shapes(client, ctx))
+            reply.params[STATES if step.name == STATISTICS.name else SLICE] = part
+            if step.name == STATISTICS.name:
+                put(client.tensors(), part)
         return reply
