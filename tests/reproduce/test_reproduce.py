@@ -1,6 +1,7 @@
 """An entry from its file to a page: budget and resume, diverging runs, what a page says, this project's pages."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from polyfed.reproduce.figures import cka
 from polyfed.reproduce.pages import FOLDER, pages, shown_scale, verdicts
 from polyfed.reproduce.quantities import held_accuracy, values_from
 from polyfed.reproduce.queue import queue
-from polyfed.reproduce.results import Measured, Result, file_of, judged, numbers, read_result, write_result
+from polyfed.reproduce.results import Measured, Result, file_of, forget, judged, numbers, read_result, write_result
 from polyfed.reproduce.running import Clock, reproduce
 from polyfed.reproduce.verdict import VERDICTS
 
@@ -159,6 +160,29 @@ def test_the_last_stages_are_named_by_their_place(monkeypatch):
     assert (numbers["cka last stage"], numbers["cka last but one stage"]) == (0.7, 0.8)
     del stages["stage 2"]
     assert "cka last but one stage" not in cka(Path())[0]
+
+
+def test_runs_with_other_settings_than_the_entry_are_forgotten(place):
+    """An entry that was corrected is measured again, and what it shares with the old one stays."""
+    file = place / "experiments" / "papers" / "ams" / "table9.toml"
+    entry = read_entry(file)
+    made = entry.experiment("mini", entry.cases()[0])
+    told = json.loads(json.dumps(made.dump()))
+
+    def left(now):
+        runs = {label: {"0": {"global": 1.0}} for label in ("ams", "ensemble", "wild")}
+        measured = Measured(told, runs, curves={"wild": {"0": [[1, 2.0]]}})
+        forget(measured, now)
+        assert set(measured.curves) <= set(measured.runs)
+        return set(measured.runs)
+
+    assert left(made) == {"ams", "ensemble", "wild"}
+    assert left(replace(made, compare=("ams",), seeds=9)) == {"ams", "ensemble", "wild"}
+    assert left(replace(made, base=replace(made.base, rounds=3))) == set()
+    assert left(replace(made, settings={"wild": {"training.lr": 1.0}})) == {"ams", "ensemble"}
+    assert left(replace(made, methods={**made.methods, "ams": {"top_k": 2}})) == {"ensemble", "wild"}
+    del told["training"]["lr"]  # a setting that is new since
+    assert left(made) == {"ams", "ensemble", "wild"}
 
 
 def test_a_result_that_somebody_edited_is_refused(place):

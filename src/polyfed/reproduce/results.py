@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from polyfed.core.checkpoint import read_json, write_json
+from polyfed.experiment import Experiment
 from polyfed.reproduce.entries import Case, Claim, Entry
 from polyfed.reproduce.quantities import Values
 from polyfed.reproduce.verdict import Compared, Judged, judge, judge_number
@@ -72,6 +74,26 @@ def write_result(root: Path, entry: Entry, result: Result) -> Path:
     )
     write_json(file, asdict(result))
     return file
+
+
+def forget(measured: Measured, made: Experiment) -> None:
+    """Drop runs whose settings are no longer those of the entry: they are never paired with new ones."""
+    then, now = measured.settings, json.loads(json.dumps(made.dump()))  # as it is read from a file
+    if not then:
+        return
+    ours = ("methods", "settings", "compare", "seeds")  # of labels, or which of them: the others concern all runs
+    everything = _changed(*({key: value for key, value in one.items() if key not in ours} for one in (then, now)))
+    for label in [*measured.runs, *measured.failed]:
+        if everything or any(then[part].get(label) != now[part].get(label) for part in ("methods", "settings")):
+            for kept in (measured.runs, measured.failed, measured.curves):
+                kept.pop(label, None)  # type: ignore[attr-defined]
+
+
+def _changed(then: Any, now: Any) -> bool:
+    """Tell whether something that both say differs; a setting that is new since is none of the old run's."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        return any(_changed(then[key], now[key]) for key in then.keys() & now.keys())
+    return bool(then != now)
 
 
 @dataclass(frozen=True)

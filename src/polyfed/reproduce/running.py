@@ -16,7 +16,7 @@ from polyfed.core.versions import versions
 from polyfed.reproduce.entries import Case, Entry
 from polyfed.reproduce.figures import analyzed, draw
 from polyfed.reproduce.quantities import curve_of, held_accuracy, values_of
-from polyfed.reproduce.results import Measured, Result, read_result, write_result
+from polyfed.reproduce.results import Measured, Result, forget, read_result, write_result
 from polyfed.terminal.progress import Guessed, Place
 
 Observer = Callable[[dict[str, Any]], None]
@@ -122,6 +122,7 @@ def reproduce(
         raise InputError(f"{entry.path} has no scale that can be run.")
     plan = Plan(entry, scale, result, seconds)
     for case in entry.cases(scale):  # runs of an earlier call, or of another entry with the same settings
+        forget(result.case(case.name), entry.experiment(scale, case))
         _collect(entry, scale, case, result, runs)
     whole = True
     try:
