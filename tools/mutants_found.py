@@ -20,7 +20,7 @@ FOUND = ROOT / "results/mutants/mutants.json"
 EQUIVALENT = ROOT / "tools/mutants_equivalent.toml"
 PARTS = (  # what losses and weights of the methods are made of, by folder and file
     *(f"ops.{name}" for name in ("adaptive", "aggregate", "choice", "conformal", "distance", "gaussian", "gradients")),
-    *(f"ops.{name}" for name in ("moments", "noise", "penalty", "projection", "selection")),
+    *(f"ops.{name}" for name in ("moments", "noise", "penalty", "projection", "selection", "steps")),
     *(f"core.{name}" for name in ("depth", "distill", "heads", "looking", "prototypes", "statistics", "task")),
     "core.task_vectors",
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -200,7 +201,34 @@ def test_the_counts_of_prototypes_are_held_to_what_a_site_joined_with(server):
     reply = Message.from_bytes(server.replies[1][1])
     reply.data["counts"] = torch.full_like(reply.data["counts"], 2**30)
     with pytest.raises(MessageError, match=r"'data/counts' counts .* samples, but it joined with 12"):
-        server.backend._checked(server.backend.infos[1], reply.to_bytes(), server.sent[1], server.step)
+        checked(server, 1, reply)
+
+
+def checked(server, client, reply):
+    """Let a reply arrive."""
+    ctx = server.federation.ctx
+    return server.backend._checked(
+        server.backend.infos[client], reply.to_bytes(), server.sent[client], server.step, ctx
+    )
+
+
+@pytest.mark.parametrize("told", [1e-9, 1.9, 2.1, 1e9])
+def test_how_far_a_site_went_is_held_to_the_plan(told, tmp_path):
+    """FedNova divides by it: 12 samples in batches of 8 are two steps, and neither a hair nor a million."""
+    server = Hostile("fednova", tmp_path)
+    reply = Message.from_bytes(server.replies[1][1])
+    assert reply.meta["effective"] == 2 and checked(server, 1, reply).meta["effective"] == 2
+    reply.meta["effective"] = told
+    with pytest.raises(MessageError, match=r"\(south\) refused: 'effective' is .*, but its plan gives 2"):
+        checked(server, 1, reply)
+
+
+def test_who_counts_with_fewer_samples_counts_with_their_steps(tmp_path):
+    """South has claimed twelve samples and counts with eight: one step of a batch of eight."""
+    server = Hostile("fednova", tmp_path)
+    server.backend.infos[1] = replace(server.backend.infos[1], samples=8)
+    reply = checked(server, 1, Message.from_bytes(server.replies[1][1]))
+    assert reply.meta == {"samples": 8, "effective": 1.0}
 
 
 # --- fusing ---
@@ -209,12 +237,7 @@ def test_the_counts_of_prototypes_are_held_to_what_a_site_joined_with(server):
 @pytest.mark.parametrize("wrong", [0, 1, 2])
 def test_the_majority_decides_which_replies_fit(wrong, tmp_path):
     server = Hostile("fedmd", tmp_path)
-    replies = {
-        client: server.backend._checked(
-            server.backend.infos[client], server.replies[client][1], server.sent[client], server.step
-        )
-        for client in range(3)
-    }
+    replies = {client: checked(server, client, Message.from_bytes(server.replies[client][1])) for client in range(3)}
     name = next(iter(replies[wrong].data))
     replies[wrong].data[name] = replies[wrong].data[name][:-1]
     missing = {}
@@ -247,12 +270,7 @@ def test_a_reply_that_breaks_a_rule_is_left_out_by_name(rule, tmp_path, monkeypa
 
     monkeypatch.setattr(type(server.federation.method), "places", places)
     server.federation.rule = Trust(robust=rule).rule()
-    replies = {
-        client: server.backend._checked(
-            server.backend.infos[client], server.replies[client][1], server.sent[client], server.step
-        )
-        for client in range(3)
-    }
+    replies = {client: checked(server, client, Message.from_bytes(server.replies[client][1])) for client in range(3)}
     missing = {}
     seen = server.federation._guarded(server.step, server.sent, replies, missing)
     assert sorted(seen) == [0, 2] and list(missing) == [1]

@@ -221,3 +221,33 @@ def test_what_cannot_be_is_refused():
     reply = Message({"main": dict(run.server.state)}, meta={"samples": 4, "effective": 0.0})
     with pytest.raises(MessageError, match="0 effective steps"):
         run.method.fuse(run.server, {0: reply}, pf.Step(), run.ctx)
+
+
+@dataclass(frozen=True)
+class Listening(FedNova):
+    """Keeps what every client told, beside what it could have told."""
+
+    name = "listening"
+
+    def fuse(self, server, replies, step, ctx):
+        for client, reply in replies.items():
+            ctx.log(f"told {client}", [dict(reply.meta), self.numbers(ctx.infos[client], ctx)])
+        super().fuse(server, replies, step, ctx)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("momentum, mu", [(0.0, 0.0), (0.9, 0.0), (0.0, 0.3), (0.8, 0.3)])
+def test_what_a_server_of_strangers_takes_for_possible_is_what_clients_tell(momentum, mu, optimizer, share):
+    """The server finds a_k by itself, whole epochs at once; clients step by step: also where the rate decays."""
+    training = pf.Training(3, 4, optimizer, RATE, momentum if optimizer == "sgd" else 0.0, decay=0.5)
+    run = federation(Listening(mu=mu, straggler_share=share), constant_clients((5, 8, 20)), 2, training)
+    told = [(client, *line[f"told {client}"]) for line in run.history for client in range(3)]
+    for client, meta, numbers in told:
+        least, most = numbers["effective"]
+        assert least * (1 - 1e-9) <= meta["effective"] <= most * (1 + 1e-9)
+        assert share or meta["effective"] == pytest.approx(most, rel=1e-12)
+        assert not mu or numbers["steps"][0] <= meta["steps"] <= numbers["steps"][1]
+        # Five samples: two batches, or with BatchNorm one.
+        fewest, most = ([1, 2, 5], [2, 2, 5])
+        assert numbers["steps"] == ((1 if share else 3) * fewest[client], 3 * most[client])

@@ -171,7 +171,9 @@ class Hostile:
         def accept(client: int, found: Any, body: bytes) -> Any:
             from polyfed.flower.backend import _number
 
-            message = self.backend._checked(self.backend.infos[client], body, self.sent[client], self.step)
+            message = self.backend._checked(
+                self.backend.infos[client], body, self.sent[client], self.step, self.federation.ctx
+            )
             _number(found, "loss", self.backend.infos[client])
             return message
 
@@ -180,7 +182,7 @@ class Hostile:
             return why
         for client in (0, 2):
             replies[client] = self.backend._checked(
-                self.backend.infos[client], self.replies[client][1], self.sent[client], self.step
+                self.backend.infos[client], self.replies[client][1], self.sent[client], self.step, self.federation.ctx
             )
         missing: dict[int, str] = {}
         saved = self.federation._snapshot()

@@ -165,6 +165,13 @@ class Method:
         """
         return epochs * rounds
 
+    def numbers(self, info: ClientInfo, ctx: Context) -> Mapping[str, tuple[float, float]]:
+        """Return the least and the most that numbers in a reply (`meta`) can be, by the client's samples and the plan.
+
+        A server of strangers holds each site to it; what is not named may be anything that is not negative.
+        """
+        return {}
+
     # --- at the server, which never sees a client object ---
 
     def plan(self) -> Plan:

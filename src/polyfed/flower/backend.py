@@ -67,7 +67,7 @@ class FlowerBackend:
 
         def accept(client: int, head: Head, blob: bytes) -> Message:
             info = self.infos[client]
-            message = self._checked(info, blob, messages[client], step)
+            message = self._checked(info, blob, messages[client], step, ctx)
             replies.losses[client] = _number(head, "loss", info, _largest_loss(ctx))
             replies.seconds[client] = _number(head, "seconds", info)
             if "epsilon" in head:
@@ -130,12 +130,14 @@ class FlowerBackend:
         empty = not (message.params or message.data or message.meta)
         return lambda: (head, b"" if empty else message.to_bytes())
 
-    def _checked(self, info: ClientInfo, blob: bytes, sent: Message, step: Step) -> Message:
+    def _checked(self, info: ClientInfo, blob: bytes, sent: Message, step: Step, ctx: Context) -> Message:
         if not step.up:
             return Message()
         message = Message.from_bytes(blob, self.max_bytes, str(info))
-        self.expectations.check(message, sent, step, self.claimed[info.id])
-        self.expectations.weigh(message, step, self.claimed[info.id], info.samples)
+        claimed = self.claimed[info.id]
+        self.expectations.check(message, sent, step, claimed)
+        self.expectations.plan(message, claimed, ctx)
+        self.expectations.weigh(message, step, claimed, info, ctx)
         return message
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,10 +11,11 @@ from torch import Tensor
 from polyfed.core.errors import MessageError
 from polyfed.core.message import Message
 from polyfed.core.method import Method, Step
-from polyfed.core.party import Blueprint, ClientInfo
+from polyfed.core.party import Blueprint, ClientInfo, Context
 from polyfed.flower.rehearse import Problem, Sizes, Spec, Template, needs_stand_in, rehearse
 from polyfed.flower.weights import lessened
 
+ROUNDING = 1e-6  # by this share a number may differ from what the plan gives
 LARGEST = 1e10  # of any number that is not whole; beyond it, one site could drown all others
 
 
@@ -38,10 +40,32 @@ class Expectations:
         if problem is not None:
             raise MessageError(f"Message from {info} refused: {problem}.")
 
-    def weigh(self, reply: Message, step: Step, claimed: ClientInfo, samples: int) -> None:
+    def plan(self, reply: Message, claimed: ClientInfo, ctx: Context) -> None:
+        """Refuse numbers that this site's samples and the plan cannot give.
+
+        Raises
+        ------
+        MessageError
+            Naming the site, the number, and what it can be.
+        """
+        for name, (least, most) in self._numbers(reply, claimed, ctx).items():
+            told, slack = float(reply.meta[name]), ROUNDING * most
+            if not least - slack <= told <= most + slack:
+                possible = f"{least:g}" if math.isclose(least, most) else f"{least:g} to {most:g}"
+                raise MessageError(
+                    f"Message from {claimed} refused: '{name}' is {told:g}, but its plan gives {possible}."
+                )
+
+    def _numbers(self, reply: Message, info: ClientInfo, ctx: Context) -> dict[str, tuple[float, float]]:
+        return {name: limits for name, limits in self.method.numbers(info, ctx).items() if name in reply.meta}
+
+    def weigh(self, reply: Message, step: Step, claimed: ClientInfo, weighed: ClientInfo, ctx: Context) -> None:
         """Let a reply that was checked count with fewer samples than the site says it has, where that is the bound."""
+        samples = weighed.samples
         if samples >= claimed.samples:
             return
+        for name, (least, most) in self._numbers(reply, weighed, ctx).items():
+            reply.meta[name] = type(reply.meta[name])(min(max(float(reply.meta[name]), least), most))
         if "samples" in reply.meta:
             reply.meta["samples"] = samples
         template = (self.templates[claimed.architecture] or {}).get(step.name, Template())

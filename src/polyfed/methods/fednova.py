@@ -23,7 +23,7 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -35,11 +35,12 @@ from polyfed.core.fields import NotNegative, PartShare
 from polyfed.core.message import Message
 from polyfed.core.method import Combination, Local, Step
 from polyfed.core.party import ClientInfo, Context, Party
-from polyfed.core.stage import learning_rates
+from polyfed.core.stage import batch_sizes, learning_rate, learning_rates
 from polyfed.core.traffic import Traffic
 from polyfed.methods.fedavg import WEIGHTS, FedAvg
 from polyfed.methods.fedprox import FedProx
 from polyfed.ops.aggregate import Part, scatter_mean
+from polyfed.ops.steps import effective_by_epoch, effective_steps
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,6 @@ class FedNova(FedProx):
         super().check()
         if self.view == "prefix":
             raise InputError(f"{self.name}: view 'prefix' is not offered: use 'owned', 'same_arch' or 'full'.")
-
-    # --- server ---
 
     def setup_server(self, server: Party, infos: Mapping[int, ClientInfo], ctx: Context) -> None:
         """Start without momentum."""
@@ -116,7 +115,17 @@ class FedNova(FedProx):
             yield Part({m: t for m, t in state.items() if m not in buffers}, slots, n / (steps_told(reply) / unit))
             yield Part({m: t for m, t in state.items() if m in buffers}, slots, n)
 
-    # --- client ---
+    def numbers(self, info: ClientInfo, ctx: Context) -> dict[str, tuple[float, float]]:
+        """Return a_k and tau_k after the fewest and the most epochs; with BatchNorm a lone last sample is no batch."""
+        lone, plain = (len(batch_sizes(info.samples, ctx.training.batch_size, join)) for join in (True, False))
+        fewest = 1 if self.straggler_share else ctx.training.epochs
+        rates = [learning_rate(ctx.training, ctx.round, epoch, ctx.rounds) for epoch in range(ctx.training.epochs)]
+        ways = [w for n in (lone, plain) for w in effective_by_epoch(rates, n, *self.forces(ctx))[fewest - 1 :]]
+        return {"effective": (min(ways), max(ways)), "steps": (fewest * lone, ctx.training.epochs * plain)}
+
+    def forces(self, ctx: Context) -> tuple[float, float]:
+        """Return momentum and proximal weight as they act in a step: on plain SGD only."""
+        return (ctx.training.momentum, self.mu) if ctx.training.optimizer == "sgd" else (0.0, 0.0)
 
     def local(self, client: Party, step: Step, ctx: Context) -> Local:
         """Train as FedAvg or FedProx does, and tell a_k."""
@@ -125,9 +134,8 @@ class FedNova(FedProx):
         stage = self.stage(client, ctx)
         trained = yield stage
         rates = learning_rates(stage, trained, ctx.training, ctx.round, ctx.rounds)
-        momentum, mu = (ctx.training.momentum, self.mu) if ctx.training.optimizer == "sgd" else (0.0, 0.0)
         reply = self.reply(client)
-        reply.meta["effective"] = effective_steps(rates, momentum, mu)
+        reply.meta["effective"] = effective_steps(rates, *self.forces(ctx))
         if self.mu:
             reply.meta["steps"] = trained.steps
         return reply
@@ -139,12 +147,3 @@ def steps_told(reply: Message) -> float:
     if told <= 0:
         raise MessageError(f"A reply tells of {told:g} effective steps: every client takes some.")
     return told
-
-
-def effective_steps(rates: Sequence[float], momentum: float, mu: float) -> float:
-    """Return ||a_k||_1: how far some steps of gradient 1 lead, in units of the first learning rate."""
-    speed = way = 0.0
-    for rate in rates:
-        speed = momentum * speed + 1.0 - mu * rates[0] * way
-        way += rate / rates[0] * speed
-    return way
