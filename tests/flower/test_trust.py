@@ -231,6 +231,17 @@ def test_who_counts_with_fewer_samples_counts_with_their_steps(tmp_path):
     assert reply.meta == {"samples": 8, "effective": 1.0}
 
 
+def test_numbers_that_are_weights_or_divide_have_bounds_in_every_method(tmp_path):
+    """Batches weigh BatchNorm's statistics, a temperature divides logits."""
+    from polyfed.methods import make
+
+    server = Hostile("fedavg", tmp_path)
+    info, ctx = server.backend.infos[1], server.federation.ctx
+    assert make("heterofl", {}).numbers(info, ctx) == {"batches": (2, 2)}  # 12 samples, by 8
+    assert make("heterofl", {}).numbers(replace(info, samples=9), ctx) == {"batches": (1, 1)}  # nobody is alone
+    assert make("ams", {"normalize": "temperature"}).numbers(info, ctx) == {"temperature": (0.05, 20.0)}
+
+
 # --- fusing ---
 
 

@@ -36,7 +36,7 @@ from polyfed.fusion.choosing import choose
 from polyfed.fusion.distill import Distillation, distillation_stage, make_student
 from polyfed.fusion.networks import Selection
 from polyfed.methods.oneshot import OneShot
-from polyfed.ops.selection import fit_temperature
+from polyfed.ops.selection import TEMPERATURES, fit_temperature
 
 UPLOADED = (  # bytes of a network, its samples, its label counts, and its temperature
     "4*(P + B) + 8 + [mask_absent or select == 'greedy' or distill == 'zero_shot']*4*C + [normalize == 'temperature']*8"
@@ -129,6 +129,10 @@ class AMS(OneShot):
             known = client.calibration
             message.meta["temperature"] = fit_temperature(logits_of(client.main, known), known.labels().to(ctx.device))
         return message
+
+    def numbers(self, info: ClientInfo, ctx: Context) -> dict[str, tuple[float, float]]:
+        """Return between what a temperature is fitted."""
+        return {"temperature": TEMPERATURES}
 
     def setup_server(self, server: Party, infos: Mapping[int, ClientInfo], ctx: Context) -> None:
         """Build the student, if AMS is to be distilled."""

@@ -30,7 +30,7 @@ from polyfed.core.message import Message, State
 from polyfed.core.method import Local, Plan, Step, unchanged
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, is_running_statistic, load_state
 from polyfed.core.places import Place
-from polyfed.core.stage import Aux, Batch, Stage
+from polyfed.core.stage import Aux, Batch, Stage, batch_sizes
 from polyfed.core.statistics import collect_statistics
 from polyfed.core.task import CLASSIFICATION
 from polyfed.core.traffic import Traffic
@@ -277,6 +277,11 @@ class HeteroFL(FedAvg):
         """Train the slice with clipped gradients."""
         training = ctx.training if self.clip is None else replace(ctx.training, clip=self.clip)
         return Stage(self.loss, aux=self.present(client, ctx), training=training)
+
+    def numbers(self, info: ClientInfo, ctx: Context) -> dict[str, tuple[float, float]]:
+        """Return how many batches its statistics are over: they weigh by it."""
+        batches = len(batch_sizes(info.samples, ctx.training.batch_size, join_single=True))
+        return {"batches": (batches, batches)}
 
     def present(self, client: Party, ctx: Context) -> dict[str, Tensor]:
         """Return which classes a client has, where they are masked; other tasks have no classes to be absent."""

@@ -94,6 +94,9 @@ def normalized(logits: Tensor, how: str = "none", temperatures: Tensor | None = 
     return logits
 
 
+TEMPERATURES = (0.05, 20.0)  # the least and the largest that are fitted
+
+
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     """Return the temperature T in [0.05, 20] at which `softmax(logits / T)` has the least cross-entropy.
 
@@ -104,7 +107,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     def cost(log_temperature: float) -> float:
         return float(torch.nn.functional.cross_entropy(logits.double() / math.exp(log_temperature), labels))
 
-    bounds = math.log(0.05), math.log(20.0)
+    bounds = math.log(TEMPERATURES[0]), math.log(TEMPERATURES[1])
     return math.exp(minimize_scalar(cost, bounds=bounds, method="bounded", options={"xatol": 1e-9}).x)
 
 
