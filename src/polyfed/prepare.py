@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,7 +20,7 @@ from polyfed.core.method import Method
 from polyfed.core.metrics import Function, make_metrics
 from polyfed.core.needs import check_needs
 from polyfed.core.party import Blueprint, ClientInfo, PartyData
-from polyfed.core.robust import check_rule
+from polyfed.core.robust import check_rule, nobody_to_compare
 from polyfed.core.settings import Settings
 from polyfed.core.trust import IN_DATA, Trust
 from polyfed.data import Clients
@@ -106,7 +107,7 @@ def make_federation(
     """Return the federation of parties in this process; `known`: training that earlier runs did already."""
     device = chosen_device(settings.execution.device)
     settings = replace(settings, execution=replace(settings.execution, device=device))
-    return Federation(
+    made = Federation(
         method,
         make_backend(method, clients, parties, settings, known),
         settings,
@@ -118,6 +119,9 @@ def make_federation(
         task=clients.task,
         metrics=make_metrics(settings.evaluation.metrics if metrics is None else metrics, clients.task),
     )
+    if (told := nobody_to_compare(made.rule, method, made.server, made.ctx)) is not None:
+        warnings.warn(told, stacklevel=2)
+    return made
 
 
 def make_backend(

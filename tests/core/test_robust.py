@@ -1,5 +1,7 @@
 """Rules on messages: what a method's own mean becomes when a rule is switched on, by hand numbers."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ from polyfed.core.errors import InputError, TrainingError
 from polyfed.core.message import Message
 from polyfed.core.method import Step
 from polyfed.core.replies import Common
-from polyfed.core.robust import check_rule, combined, finite_only, geometric_median
+from polyfed.core.robust import check_rule, combined, finite_only, geometric_median, nobody_to_compare
 from polyfed.core.settings import Settings, Training
 from polyfed.core.trust import RULES, Rule, Trust
 from polyfed.methods.ams import AMS
@@ -261,3 +263,57 @@ def test_every_rule_runs_with_every_method_that_it_fits():
     declared = [kind for kind in methods.registry().values() if kind.combines]
     assert {"fedavg", "fedproto"} <= {kind.name for kind in declared}
     assert {Trust(robust=name).rule().name for name in RULES} == set(RULES)
+
+
+# --- who cannot be compared ---
+
+
+def told(method, models, rule, clients=6):
+    made = prepare(method, synthetic(clients, public=False), models, Settings(1))
+    return nobody_to_compare(Trust(robust=rule).rule(), made.method, made.server, made.ctx)
+
+
+SENDERS = ("distance", "cosine", "krum", "multikrum")
+
+
+@pytest.mark.parametrize("rule", SENDERS)
+def test_architectures_without_a_majority_are_named_before_training(rule):
+    """Whole networks meet those of their own architecture only: of one or two clients nobody knows who is wrong."""
+    alone = told(AMS(), ["mlp:1x4", "mlp:2x4", "mlp:3x4"], rule, 4)
+    assert alone is not None and f"robust={rule}" in alone
+    assert "mlp:1x4 (2 clients), mlp:2x4 (1 client), mlp:3x4 (1 client)" in alone
+    assert ("left out whatever it sends" in alone) == ("krum" in rule)
+    some = told(AMS(), ["mlp:1x4", "mlp:1x4", "mlp:1x4", "mlp:2x4"], rule, 4)
+    assert some is not None and "mlp:2x4 (1 client)" in some and "mlp:1x4" not in some
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed", "geometric", *SENDERS])
+def test_slices_that_few_hold_are_named_and_what_all_hold_is_not(rule):
+    slices = told(HeteroFL(), ["mlp:1x8@1.0", "mlp:1x8@0.5", "mlp:1x8@0.5"], rule)
+    assert slices is not None and "mlp:1x8@1.0 (2 clients)" in slices and "@0.5" not in slices
+    assert told(FedAvg(), ["mlp:1x4"], rule, 3) is None
+    assert told(FedProto(), ["mlp:1x4", "mlp:2x4"], rule, 2) is None  # class means meet, whatever the network
+
+
+def test_changes_have_lengths_whoever_else_has_the_network():
+    """With `norm` everybody is compared: the median is over all clients, and a change of one of them is shortened."""
+    models = ["mlp:1x4", "mlp:2x4", "mlp:3x4"]
+    assert told(AMS(), models, "norm", 3) is None and told(AMS(), models, "norm:5", 3) is None
+    made = federation(AMS(), 3, models)
+    start = {client: made.ctx.blueprints[info.architecture].initial for client, info in made.ctx.infos.items()}
+    replies = {
+        client: Message({"main": {n: t + (1000 if client == 2 else 1) for n, t in state.items()}})
+        for client, state in start.items()
+    }
+    seen = combined(Rule("norm"), made.method, made.server, {}, replies, made.ctx, {})
+    for client, reply in seen.items():
+        moved = torch.cat([(t - start[client][n]).flatten() for n, t in reply.params["main"].items()])
+        torch.testing.assert_close(moved, torch.ones_like(moved), rtol=1e-3, atol=1e-3)
+
+
+def test_a_run_warns_of_it_and_one_without_a_rule_does_not():
+    clients, models = synthetic(2, public=False), ["mlp:1x4", "mlp:2x4"]
+    with pytest.warns(UserWarning, match=r"robust=distance: .* mlp:1x4 \(1 client\), mlp:2x4 \(1 client\)"):
+        prepare(AMS(), clients, models, Settings(1, trust=Trust(robust="distance")))
+    with warnings.catch_warnings(action="error"):
+        prepare(AMS(), clients, models, Settings(1))

@@ -9,7 +9,9 @@ is shortened (`norm`), and the method does with the rest what it always does. do
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,7 +47,8 @@ from polyfed.ops.robust import (
     squared_distances,
 )
 
-SHOWN = 6  # methods that are named as alternatives
+SHOWN = 6  # names in a sentence
+MAJORITY = 3  # so few clients have one
 FAR = 3.0  # a bag of rows whose mean is so many times farther from the middle than usual is left out
 SMOOTH, TURNS, CLOSE = (
     1e-6,
@@ -78,6 +81,37 @@ def fits(rule: Rule, method: Method) -> bool:
     """Tell whether a rule can be used with a method."""
     kinds = set(method.combines.values())
     return bool(kinds & {"mean", "classes"}) and "apart" not in kinds if rule.name in REPLACING else bool(kinds)
+
+
+def nobody_to_compare(rule: Rule | None, method: Method, server: Party, ctx: Context) -> str | None:
+    """Say of which architectures fewer than three clients hold some weights: no majority knows there who is wrong.
+
+    `norm` compares lengths, whoever else has the network.
+    """
+    if rule is None or rule.does_nothing or rule.name == "norm" or "params/main" not in method.combines:
+        return None
+    clients = Counter(info.architecture for info in ctx.infos.values())
+    parts: dict[str, list[tuple[str, Any]]] = {}  # of the server's tensors that an architecture holds
+    holders = {key: torch.zeros(tensor.shape, dtype=torch.int32) for key, tensor in server.state.items()}
+    for architecture, info in {info.architecture: info for info in ctx.infos.values()}.items():
+        slots = [slot for slot in method.slots(server, info, ctx).values() if slot.key in holders]
+        parts[architecture] = [(slot.key, ... if slot.part is None else slot.part) for slot in slots]
+        for key, part in parts[architecture]:
+            holders[key][part] += clients[architecture]
+    few = []
+    for architecture, number in sorted(clients.items()):
+        least = min((int(holders[key][part].min()) for key, part in parts[architecture]), default=number)
+        if least < MAJORITY:
+            few.append(f"{architecture} ({number} client{'s' if number > 1 else ''})")
+    if not few:
+        return None
+    more = f" and {len(few) - SHOWN} more" if len(few) > SHOWN else ""
+    krum = ", and who shares nothing with others is left out whatever it sends" if "krum" in rule.name else ""
+    return (
+        f"robust={rule.name}: there are weights of {', '.join(few[:SHOWN])}{more} that fewer than {MAJORITY} clients "
+        f"hold, and no majority says which of them is wrong: a bad reply is not noticed there{krum}. Give each "
+        "architecture more clients, use a method that exchanges logits or class means, or robust=norm."
+    )
 
 
 def finite_only(replies: Replies, infos: Mapping[int, ClientInfo], missing: dict[int, str]) -> dict[int, Message]:

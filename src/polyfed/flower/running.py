@@ -17,6 +17,7 @@ from polyfed.core.method import Method
 from polyfed.core.metrics import Metric, make_metrics
 from polyfed.core.needs import check_needs, missing
 from polyfed.core.party import Blueprint, ClientInfo
+from polyfed.core.robust import nobody_to_compare
 from polyfed.core.rundir import RunDirectory
 from polyfed.core.runstate import Line
 from polyfed.core.samples import Samples
@@ -88,6 +89,8 @@ def run_federation(
         mailbox.members = set(infos)
         for line in in_words(infos, federation.backend.infos):
             say(line)
+        if (told := nobody_to_compare(federation.rule, given.method, federation.server, federation.ctx)) is not None:
+            say(f"Warning: {told}")
         history = federation.run(resume)
         alone = _alone(mailbox, given, federation, infos, say)
     except PolyfedError as error:
