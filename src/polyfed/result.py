@@ -187,12 +187,13 @@ class Result:
         }
 
     def _chosen(self) -> dict[str, Any]:
-        """Return the round that validation data chooses, and whether it ended the run."""
+        """Return the round that validation data chooses, whether it ended the run, and who has no budget left."""
         line = best_line(self.history, self.task)
         stopped = next((line["stopped"] for line in self.history if "stopped" in line), None)
         return {
             **({} if line is None else {"best_round": {"round": line["round"], "accuracy": line["accuracy"]}}),
             **({} if stopped is None else {"stopped": stopped}),
+            **({"spent": self.history[-1]["spent"]} if self.history and "spent" in self.history[-1] else {}),
         }
 
     def save(self, directory: str | Path) -> None:

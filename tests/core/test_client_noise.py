@@ -86,7 +86,8 @@ def test_who_has_no_budget_left_is_not_asked():
     result = run(privacy=client(epsilon=3.0, noise_multiplier=2.0), rounds=4)
     spent = [line["privacy"]["epsilon"]["0"] for line in result.history if "privacy" in line]
     stopped = [line["missing"]["0"] for line in result.history if "missing" in line]
-    assert len(spent) + len(stopped) == 4 and all(value <= 3.0 for value in spent)
+    assert len(spent) + len(stopped) == len(result.history) <= 4 and all(value <= 3.0 for value in spent)
+    assert len(stopped) == 1 and result.history[-1]["spent"] == [0, 1, 2, 3]  # nobody is left, and the run has ended
     assert stopped and "Client 0 stops: its privacy budget is epsilon 3" in stopped[0]
 
 

@@ -236,6 +236,30 @@ def test_epsilon_is_in_the_history_and_who_stopped_is_named():
     assert stopped and "stops: its privacy budget" in stopped[-1]["0"]
 
 
+@pytest.mark.parametrize("every", [1, 0])
+def test_a_run_ends_when_all_budgets_are_used_up_and_its_last_models_are_measured(every, tmp_path):
+    data, given = synthetic(3, 20, public=False), {"rounds": 9, "training": SMALL, "evaluate": every or "end"}
+    privacy = Privacy(epsilon=6.0, noise_multiplier=1.0)
+    result = pf.run(FedAvg(), data, privacy=privacy, out=tmp_path / "run", **given)
+    *_, before, last = result.history
+    assert last["round"] < 9 and last["spent"] == [0, 1, 2] == [*map(int, last["missing"])] and "spent" not in before
+    assert result.summary()["spent"] == [0, 1, 2] and result.rounds == last["round"]
+    assert last["accuracy"]["mean"] is not None and "samples" not in last["accuracy"]  # in full
+    assert max(last.get("privacy", before["privacy"])["epsilon"].values()) <= 6.0
+    again = pf.run(FedAvg(), data, privacy=privacy, out=tmp_path / "run", resume=True, **given)
+    assert again.history == result.history
+
+
+def test_who_has_no_budget_left_ends_nobody_elses_run():
+    """The larger client takes more steps in an epoch, each at a smaller rate: it can go on for longer."""
+    parts = [(torch.randn(n, 5).numpy(), (torch.arange(n) % 3).numpy()) for n in (8, 400)]
+    data = pf.Clients.from_parts(parts, test=parts[0], num_classes=3)
+    privacy = Privacy(epsilon=8.0, noise_multiplier=1.0)
+    result = pf.run(FedAvg(), data, ["mlp:1x4"], rounds=6, training=SMALL, privacy=privacy)
+    assert result.history[-1]["spent"] == [0] and len(result.history) == 6
+    assert [*result.history[-1]["privacy"]["epsilon"]] == ["1"]
+
+
 def test_public_data_and_the_server_need_no_noise():
     shared = Samples(torch.randn(30, 5), torch.zeros(30, dtype=torch.long))
     own, public = shared.select(torch.arange(20)), shared.select(torch.arange(20, 30))

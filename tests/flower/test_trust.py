@@ -7,6 +7,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from polyfed.core.errors import InputError, MessageError, RunDirectoryError
 from polyfed.core.message import Message
 from polyfed.core.method import Step
 from polyfed.core.party import ClientInfo
+from polyfed.core.privacy import Privacy
 from polyfed.core.trust import Trust
 from polyfed.flower.audit import Audit
 from polyfed.flower.codec import pack, seal, unpack
@@ -30,6 +32,8 @@ from polyfed.flower.describe import FAILING, JOINING, MEASURING, PRIVATE, WORKIN
 from polyfed.flower.enroll import add_site, read_request, request_key, revoke_site, sign_request
 from polyfed.flower.gate import Gate, look
 from polyfed.flower.keys import create_keys, read_server_keys, read_site_keys
+from polyfed.flower.mailbox import Answers, Asked, Exchange, Mailbox, TooFewSites
+from polyfed.flower.running import in_words_of_budget
 from polyfed.flower.signing import Seal, SealCheck
 from polyfed.flower.weights import bound, bounded, in_words, lessened
 
@@ -240,6 +244,51 @@ def test_numbers_that_are_weights_or_divide_have_bounds_in_every_method(tmp_path
     assert make("heterofl", {}).numbers(info, ctx) == {"batches": (2, 2)}  # 12 samples, by 8
     assert make("heterofl", {}).numbers(replace(info, samples=9), ctx) == {"batches": (1, 1)}  # nobody is alone
     assert make("ams", {"normalize": "temperature"}).numbers(info, ctx) == {"temperature": (0.05, 20.0)}
+
+
+# --- when the budget is used up ---
+
+
+@pytest.mark.parametrize("unit", ["sample", "client"])
+def test_when_all_budgets_are_used_up_the_run_ends_by_itself(unit, tmp_path):
+    """Nobody has to guess why no site answers: the last line names them, and what was learned is kept."""
+    pytest.importorskip("dp_accounting")
+    private = Privacy(unit, epsilon=8.0, noise_multiplier=2.0)
+    server = Hostile("fedavg", tmp_path, private)
+    server.backend.mailbox = Answering(server)
+    server.federation.rounds = 50
+    history = server.federation.run()
+    assert 1 < len(history) < 50 and history[-1]["spent"] == [0, 1, 2]
+    assert "stops: its privacy budget is epsilon 8" in history[-1]["missing"]["1"]
+    assert all(value <= 8.0 for value in history[-2]["privacy"]["epsilon"].values())
+    assert history[-1]["accuracy"]["mean"] is not None
+    told = in_words_of_budget(server.federation, tmp_path / "out")
+    assert "used up at all sites (north, south, west)" in told and str(tmp_path / "out") in told
+
+
+class Answering:
+    """A mailbox whose sites are in this process."""
+
+    def __init__(self, server):
+        self.server = server
+
+    def ask(self, kind, questions, accept, quorum=True, when=""):
+        mailbox = self.server.mailbox
+        exchange = Exchange(mailbox, kind, questions, accept, when)
+        for client, question in questions.items():
+            head, blob = question()
+            content = pack(*self.server.sites[client].answer(json.loads(json.dumps(head)), blob))
+            exchange._take(Asked(client, client, ""), SimpleNamespace(has_error=lambda: False, content=content))
+        return mailbox.usable(exchange.answers, quorum)
+
+
+def test_a_site_that_is_away_is_no_budget_used_up():
+    mailbox = Mailbox(None, dict, {}, {0: "north", 1: "south"}, 1.0, 1, 1.0, print)
+    used_up = Answers(failed={0: "Client 0 (north) stops: its privacy budget ..."}, spent={0})
+    assert mailbox.usable(used_up, True) is used_up and mailbox.usable(Answers(), True).given == {}
+    both = Answers(failed={**used_up.failed, 1: "south is not connected"}, spent={0})
+    with pytest.raises(TooFewSites, match=r"No site gave a usable answer. .*budget .* south is not connected"):
+        mailbox.usable(both, True)
 
 
 # --- fusing ---
@@ -495,7 +544,8 @@ def test_what_a_site_transmits_is_what_it_declared(method, tmp_path):
 
     if method == "private":
         pytest.importorskip("dp_accounting")
-    server = Hostile("fedavg" if method == "private" else method, tmp_path / "server", private=method == "private")
+    private = Privacy(noise_multiplier=1.0) if method == "private" else Privacy()
+    server = Hostile("fedavg" if method == "private" else method, tmp_path / "server", private)
     said = []
     model = server.sites[0].model
     site = Site("north", model, server.sites[0].data, tmp_path / "site", say=said.append)

@@ -42,6 +42,7 @@ METHODS = ("fedavg", "fedproto", "heterofl", "fedmd", "fedin")
 OPTIONS = {"fedmd": {"public_epochs": 0}}  # the public samples here have no labels
 MAX_BYTES = 1 << 20
 TRAINING = Training(1, 8, lr=0.05)
+PUBLIC = Privacy()
 SLOW = 5.0  # seconds of processor time for one message that count as a hang; a busy machine is nobody's hang
 
 
@@ -69,7 +70,7 @@ def problem() -> Clients:
 class Hostile:
     """A server with three sites in this process; one of them sends what it is told to."""
 
-    def __init__(self, method: str, folder: Path, private: bool = False) -> None:
+    def __init__(self, method: str, folder: Path, private: Privacy = PUBLIC) -> None:
         data = problem()
         config = Config(
             make(method, OPTIONS.get(method, {})),
@@ -78,7 +79,7 @@ class Hostile:
             training=Training(1, 8, lr=0.05),
             models=Networks(feature_dim=8),
             evaluation=Evaluation(metrics=("macro_f1", "auroc")),
-            privacy=Privacy(noise_multiplier=1.0) if private else Privacy(),
+            privacy=private,
         )
         run = run_head(config.method, config.settings(), config.models, "0123456789abcdef")
         self.given = Given(config.method, config.settings(), run, SITES, None, data.public, None, None, MAX_BYTES)

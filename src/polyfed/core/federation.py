@@ -39,7 +39,7 @@ class Federation(Measuring):
             self._phase("before", 0, self.plan.before, evaluate=True)
             phase = "before"
         for number in range(done + 1, self.rounds + 1):
-            if self.history and "stopped" in self.history[-1]:
+            if self._over():
                 break
             every = self.settings.evaluation.every
             last = number == self.rounds
@@ -49,6 +49,10 @@ class Federation(Measuring):
         if phase != "after" and self.plan.after:
             self._phase("after", self.ctx.round, self.plan.after, evaluate=True)
         return self.history
+
+    def _over(self) -> bool:
+        """Tell whether the last line was the end: nothing gets better, or nobody has a privacy budget left."""
+        return self.spent >= self.backend.infos.keys() or bool(self.history and "stopped" in self.history[-1])
 
     def _catch_up(self, phase: str) -> None:
         """Let clients that joined a run later do what each does for itself before the rounds."""
@@ -80,6 +84,10 @@ class Federation(Measuring):
             losses = replied if any(replied) else losses  # of the last step that trained: the others report zeros
             if step.evaluate and evaluate:
                 line.setdefault("stages", {})[step.evaluate] = self._summary(self._evaluate_clients())
+        if self.spent:
+            line["spent"] = sorted(self.spent)
+        if self.spent >= self.backend.infos.keys():  # nobody learns any more: what is there is measured in full
+            evaluate, self.final = True, self.final or not self.plan.after
         if losses:
             line["loss"] = fmean(losses)
         if missing:
@@ -106,6 +114,7 @@ class Federation(Measuring):
         if self.settings.privacy.of_clients and step.up:
             able = self.settings.privacy, self.ctx.participants, self.server, self.ctx
             self.ctx.participants = within_budget(*able, self.replies_planned, missing)
+            self.spent |= {*clients} - {*self.ctx.participants}
         messages: dict[int, Message] = {}
         with self.meter.time("send"), self._at_server(f"send/{step.name}"):
             for client in self.ctx.participants:
@@ -124,6 +133,7 @@ class Federation(Measuring):
             # Nobody is left: the settings are at fault, not a client.
             raise TrainingError(replies.failed[min(replies.broken)])
         missing.update(replies.failed)
+        self.spent |= replies.spent
         if replies.epsilon:
             known = self.ctx.records.get("privacy", {}).get("epsilon", {})
             told = {str(client): epsilon for client, epsilon in sorted(replies.epsilon.items())}

@@ -17,7 +17,7 @@ from polyfed.core.fields import check_fields
 from polyfed.core.message import Message
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, fill
 from polyfed.core.places import Place, default_places
-from polyfed.core.privacy import Releases
+from polyfed.core.privacy import BudgetSpent, Releases
 from polyfed.core.stage import Aux, Batch, Stage, Trained
 from polyfed.core.traffic import Symbol, Traffic
 from polyfed.ops.aggregate import IndexMap
@@ -255,6 +255,7 @@ class Replies:
     seconds: dict[int, float] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)  # client -> why it is missing
     broken: set[int] = field(default_factory=set)  # of these, those whose training broke down
+    spent: set[int] = field(default_factory=set)  # and those whose privacy budget is used up
     epsilon: dict[int, float] = field(default_factory=dict)  # client -> its privacy loss so far, where there is noise
     saved: float = 0.0  # seconds of training that an earlier run had done already
     fuse: Callable[[Party, Mapping[int, Message]], None] | None = None  # where their tensors stayed in other processes
@@ -264,6 +265,8 @@ class Replies:
         self.failed[client] = str(error)
         if isinstance(error, TrainingError):
             self.broken.add(client)
+        if isinstance(error, BudgetSpent):
+            self.spent.add(client)
 
     def add(self, others: Replies) -> None:
         """Take in what came back from other clients."""
@@ -272,5 +275,6 @@ class Replies:
         self.seconds.update(others.seconds)
         self.failed.update(others.failed)
         self.broken.update(others.broken)
+        self.spent.update(others.spent)
         self.epsilon.update(others.epsilon)
         self.saved += others.saved

@@ -68,6 +68,7 @@ class RunState:
         self.malicious = malicious(self.attack, list(backend.infos), settings.seed)
         self.meter = CostMeter()
         self.history: list[Line] = []
+        self.spent: set[int] = set()  # clients whose privacy budget is used up
         self.server = Party(SERVER, None, PartyData(None, test if method.selects_on_test() else None, public))
         self.ctx = Context(
             seed=settings.seed,
@@ -134,6 +135,7 @@ class RunState:
         assert self.directory is not None
         found = self.directory.load()
         self.history = self.directory.history()
+        self.spent = set(self.history[-1].get("spent", ())) if self.history else set()
         if found is None:
             return 0, "new"
         progress, server, clients = found

@@ -69,7 +69,7 @@ class Ranks:
         for rank in sorted(shares.keys() - {0}):
             answer = self._answer(rank)
             found = from_outlines(answer["messages"]) if stays else unpacked(answer["messages"])
-            others = Replies(found, broken=set(answer["broken"]))
+            others = Replies(found, broken=set(answer["broken"]), spent=set(answer["spent"]))
             for name in TOLD:
                 getattr(others, name).update(by_client(answer[name]))
             replies.add(others)
@@ -236,6 +236,7 @@ class Worker:
         return {
             "messages": outlined(self.kept) if order["stays"] else packed(replies.messages),
             "broken": sorted(replies.broken),
+            "spent": sorted(replies.spent),
             **{name: by_word(getattr(replies, name)) for name in TOLD},
         }
 

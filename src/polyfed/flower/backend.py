@@ -79,7 +79,7 @@ class FlowerBackend:
             for client, message in messages.items()
         }
         answers = self.mailbox.ask("train.work", questions, accept, when=f"{ctx.phase} {ctx.round}, {step.name}")
-        replies.messages, replies.failed = answers.given, answers.failed
+        replies.messages, replies.failed, replies.spent = answers.given, answers.failed, answers.spent
         return replies
 
     def evaluate(self, messages: Mapping[int, Message], ctx: Context, on: str = "test") -> dict[int, Measure]:

@@ -71,7 +71,7 @@ PRIVATE = {  # the same where training is differentially private: a loss is one 
     "seconds": WORKING["seconds"],
     "epsilon": "the epsilon that it has spent so far",
 }
-FAILING = {"error": "one sentence that says what is wrong"}
+FAILING = {"error": "one sentence that says what is wrong", "spent": "whether its privacy budget is used up"}
 MEASURING = {
     "measures": "accuracy (or the task's score), loss, number of samples and the metrics that the server asks for, on "
     "the test, validation and own test samples (and the share told apart as public); at the end the same of a model "

@@ -185,7 +185,7 @@ class Attendance:
                 head, blob = unpack(task.message.content, "the server", self.seal.check if self.seal else None)
             except MessageError as error:
                 self.say(f"Refused: {error}")
-                task.reply(pack({"error": str(error)}))
+                task.reply(pack({"error": str(error), "spent": False}))
                 return True
             if head.get("kind") == "name":
                 task.reply(pack({"name": self.site.name}))

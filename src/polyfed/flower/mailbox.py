@@ -44,6 +44,7 @@ class Answers:
 
     given: dict[int, Any] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
+    spent: set[int] = field(default_factory=set)  # of these, those whose privacy budget is used up
 
 
 @dataclass
@@ -124,9 +125,13 @@ class Mailbox:
             reason = "is not connected" if away else f"did not answer in {self.deadline:.0f} s"
             exchange.answers.failed[client] = f"{self.names[client]} {reason}"
             self.audit.write("missing", self.names[client], kind=kind, when=when, why=reason)
-        if quorum and not exchange.answers.given:
-            raise TooFewSites("No site gave a usable answer. " + " ".join(exchange.answers.failed.values()))
-        return exchange.answers
+        return self.usable(exchange.answers, quorum)
+
+    def usable(self, answers: Answers, quorum: bool) -> Answers:
+        """Return the answers; refuse to go on with none, unless nobody has a privacy budget left to answer with."""
+        if quorum and not answers.given and answers.failed.keys() - answers.spent:
+            raise TooFewSites("No site gave a usable answer. " + " ".join(answers.failed.values()))
+        return answers
 
     def refuse_late_sites(self, online: Mapping[int, str]) -> None:
         """Tell those who come when the federation has begun without them; else they would wait for nothing."""
@@ -251,6 +256,7 @@ class Exchange:
             head, blob = unpack(message.content, name)
             size = len(blob)
             if "error" in head:
+                self.answers.spent |= {asked.client} if head.get("spent") is True else set()
                 raise MessageError(f"{name}: {str(head['error'])[:500]}")
             self.answers.given[asked.client] = self.accept(asked.client, head, blob)
         except MessageError as error:

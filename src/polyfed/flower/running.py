@@ -92,6 +92,8 @@ def run_federation(
         if (told := nobody_to_compare(federation.rule, given.method, federation.server, federation.ctx)) is not None:
             say(f"Warning: {told}")
         history = federation.run(resume)
+        if (told := in_words_of_budget(federation, out)) is not None:
+            say(told)
         alone = _alone(mailbox, given, federation, infos, say)
     except PolyfedError as error:
         if not isinstance(error, TooFewSites | Stopped):  # after these the run is resumed: the sites wait for that
@@ -102,6 +104,19 @@ def run_federation(
     mailbox.tell("query.end", clients, {"kind": "end", "run": given.run, "reason": ""}, END_SECONDS)
     first = next(iter(introductions.values()))[0]
     return _result(federation, infos, first, history, given.directory, given.sites, alone)
+
+
+def in_words_of_budget(federation: LiveFederation, out: Path) -> str | None:
+    """Say that a run ended because nobody has a privacy budget left, and where its result is."""
+    infos = federation.backend.infos
+    if not federation.spent >= infos.keys():
+        return None
+    names = ", ".join(info.name for _, info in sorted(infos.items()))
+    where, epsilon = f"round {federation.history[-1]['round']}", federation.settings.privacy.epsilon
+    return (
+        f"The run ended in {where} of {federation.rounds}: the privacy budget of epsilon {epsilon:g} is used up at all "
+        f"sites ({names}). What was learned until then is kept in {out}."
+    )
 
 
 def _alone(

@@ -25,7 +25,7 @@ from polyfed.core.message import Message
 from polyfed.core.method import EVALUATE, Method, Step
 from polyfed.core.metrics import Metric, make_metrics
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, PartyData, load_state
-from polyfed.core.privacy import LEDGER
+from polyfed.core.privacy import LEDGER, BudgetSpent
 from polyfed.core.rng import seeded
 from polyfed.core.runner import run_stage
 from polyfed.core.settings import Training
@@ -107,12 +107,12 @@ class Site(SiteFolder):
             self.say(f"Refused: {error}")
             if isinstance(error, InputError):  # what this site was started with does not fit: people must look at it
                 self.refused = str(error)
-            return {"error": str(error)}, b""
+            return {"error": str(error), "spent": isinstance(error, BudgetSpent)}, b""
         except (RuntimeError, ValueError, KeyError, TypeError, IndexError, AttributeError, OSError) as error:
             self.say(f"Failed: {type(error).__name__}: {error}")
             if head.get("kind") == "describe":
                 self.refused = f"This site cannot introduce itself ({type(error).__name__}: {error})."
-            return {"error": f"the work failed ({type(error).__name__})"}, b""  # the site's log has the rest
+            return {"error": f"the work failed ({type(error).__name__})", "spent": False}, b""  # our log has the rest
 
     # --- what a message can ask for ---
 

@@ -155,6 +155,8 @@ class PlainProgress:
         parts.append(f"up {amount(line['bytes_up'])}  down {amount(line['bytes_down'])}")
         if "stopped" in line:
             parts.append(f"stopped: best on validation data was round {line['stopped']['best_round']}")
+        if line.get("spent"):
+            parts.append(f"privacy budget used up at {len(line['spent'])}")
         if line.get("missing"):
             parts.append(f"missing {len(line['missing'])}")
         left = self.time.left()

@@ -245,6 +245,8 @@ def client_table(summary: Mapping[str, Any], alone: Sequence[float] | None = Non
     validated = f"; on validation data {percent(held['mean'])} %{_undefined(held)}" if held else ""
     stopped = summary.get("stopped")
     ended = f"; stopped: no better on validation data since round {stopped['best_round']}" if stopped else ""
+    if summary.get("spent"):
+        ended += f"; privacy budget used up at {len(summary['spent'])} clients"
     reached = f"mean {percent(accuracy['mean'])} %{apart}{gained}{worst}{best}{personal}{validated}{ended}"
     table.caption = f"{reached}{spent}{private}"
     return table
