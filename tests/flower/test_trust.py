@@ -255,7 +255,7 @@ def test_when_all_budgets_are_used_up_the_run_ends_by_itself(unit, tmp_path):
     pytest.importorskip("dp_accounting")
     private = Privacy(unit, epsilon=8.0, noise_multiplier=2.0)
     server = Hostile("fedavg", tmp_path, private)
-    server.backend.mailbox = Answering(server)
+    server.backend.mailbox, server.mailbox.budgets = Answering(server), True
     server.federation.rounds = 50
     history = server.federation.run()
     assert 1 < len(history) < 50 and history[-1]["spent"] == [0, 1, 2]
@@ -280,6 +280,16 @@ class Answering:
             content = pack(*self.server.sites[client].answer(json.loads(json.dumps(head)), blob))
             exchange._take(Asked(client, client, ""), SimpleNamespace(has_error=lambda: False, content=content))
         return mailbox.usable(exchange.answers, quorum)
+
+
+def test_where_there_is_no_budget_nobody_has_used_it_up(server):
+    found, why = server.take(lambda client, head, blob: head, {"error": "I stop.", "spent": True}, b"")
+    assert found is None and why == "south: I stop."
+    exchange = Exchange(server.mailbox, "work", {1: lambda: ({}, b"")}, lambda client, head, blob: head)
+    content = pack({"error": "I stop.", "spent": True})
+    exchange._take(Asked(1, 1, ""), SimpleNamespace(has_error=lambda: False, content=content))
+    with pytest.raises(TooFewSites, match="I stop"):
+        server.mailbox.usable(exchange.answers, True)
 
 
 def test_a_site_that_is_away_is_no_budget_used_up():

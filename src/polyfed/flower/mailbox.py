@@ -83,6 +83,7 @@ class Mailbox:
     wait: float
     say: Callable[[str], None]
     refresh: Callable[[], None] = lambda: None
+    budgets: bool = False  # whether sites have privacy budgets that can be used up
     members: set[int] | None = None  # who takes part, once that is settled
     refused_late: set[tuple[int, str]] = field(default_factory=set)  # nodes, with the moment when each connected
     audit: Audit = field(default_factory=Audit)
@@ -256,7 +257,7 @@ class Exchange:
             head, blob = unpack(message.content, name)
             size = len(blob)
             if "error" in head:
-                self.answers.spent |= {asked.client} if head.get("spent") is True else set()
+                self.answers.spent |= {asked.client} if self.mailbox.budgets and head.get("spent") is True else set()
                 raise MessageError(f"{name}: {str(head['error'])[:500]}")
             self.answers.given[asked.client] = self.accept(asked.client, head, blob)
         except MessageError as error:

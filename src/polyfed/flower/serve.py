@@ -130,6 +130,7 @@ def serve(
             say=say,
             refresh=node_directory.refresh,
             audit=audit,
+            budgets=config.privacy.epsilon is not None,
         )
         given = Given(
             method,

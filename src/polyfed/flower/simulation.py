@@ -142,6 +142,7 @@ class SimulatedServer:
         node_ids = _ask_names(grid, list(nodes), given.sites)
         names = dict(enumerate(given.sites))
         mailbox = Mailbox(grid, lambda: nodes, node_ids, names, DEADLINE, len(names), DEADLINE, lambda text: None)
+        mailbox.budgets = self.given.settings.privacy.epsilon is not None
         introductions = Registration(mailbox, given.run, given.sites, lambda text: None).wait({})
         self.federation, _ = make_federation(mailbox, given, introductions, self.observers)
         self.federation.run(self.resume)
