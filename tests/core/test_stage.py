@@ -302,6 +302,7 @@ def test_the_functional_handle_gives_the_same_outputs(kind):
 
 def test_prefixes_name_whole_parts():
     assert is_trainable("head.weight", ("head",))
+    assert is_trainable("head.weight", ("head.",))  # as people write it, too
     assert not is_trainable("header.weight", ("head",))
     assert is_trainable("anything", None)
 

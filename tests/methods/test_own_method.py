@@ -3,12 +3,16 @@
 import sys
 
 import pytest
+import torch
 
 import polyfed as pf
 from polyfed import methods
 from polyfed.arguments import as_method
 from polyfed.core.errors import InputError
+from polyfed.core.stage import Stage
 from polyfed.methods.fedavg import FedAvg
+from polyfed.testing import synthetic
+from polyfed.testing.watch import same_states
 
 CODE = """
 from dataclasses import dataclass
@@ -97,3 +101,34 @@ class Grandchild(FedAvg):
 @pytest.mark.parametrize("kind", sorted(methods.registry().values(), key=lambda kind: kind.name))
 def test_every_method_of_the_package_has_its_own(kind):
     assert methods.check_name(kind) is kind
+
+
+class HeadOnly(pf.Method):
+    """Trains what its author takes for the name of the head."""
+
+    name = "head_only"
+
+    def __init__(self, head):
+        self.head = head
+
+    def local(self, client, step, ctx):
+        yield Stage(self.loss, trainable={"main": (self.head,)})
+
+
+def test_a_part_of_a_network_that_is_not_there_is_named():
+    moved = pf.run(HeadOnly("head."), synthetic(2), "mlp:1x8", rounds=1).models[0].state_dict()
+    still = pf.Training(lr=1e-30)
+    start = pf.run(HeadOnly("head"), synthetic(2), "mlp:1x8", rounds=1, training=still).models[0].state_dict()
+    assert [name for name in start if not torch.equal(start[name], moved[name])] == ["head.weight", "head.bias"]
+    for engine in ("sequential", "batched"):
+        with pytest.raises(InputError, match=r"nothing to train in 'main/0': 'main' has no parameter under 'heads'"):
+            pf.run(HeadOnly("heads"), synthetic(2), "mlp:1x8", rounds=1, engine=engine)
+
+
+def test_networks_that_should_be_equal_are_told_how_far_apart_they_are():
+    a, b = ({0: {"head.bias": torch.tensor([1.0, value])}} for value in (2.0, 2.5))
+    with pytest.raises(AssertionError, match=r"^head.bias of 0 differs, by 0.5 at most$"):
+        same_states(a, b)
+    same_states(a, a)
+    with pytest.raises(AssertionError, match=r"^head.bias of 0 differs in shape: \[2\] and \[1\]$"):
+        same_states(a, {0: {"head.bias": torch.ones(1)}})

@@ -199,7 +199,7 @@ class Stepper:
         }
         self.parameters: list[Tensor] = [p for group in self.chosen.values() for p in group.values()]
         if not self.parameters:
-            raise InputError(self.idle)
+            raise InputError(unknown_parts(update, party, name) or self.idle)
         self.optimizer = make_optimizer(self.parameters, training)
 
     def choose(self) -> None:
@@ -276,6 +276,16 @@ class Stepper:
         for key, group in self.chosen.items():
             for name, parameter in group.items():
                 parameter.copy_(moved[key][name])
+
+
+def unknown_parts(update: Update, party: Party, name: str) -> str | None:
+    """Return what to say of an update that names parts of networks which none of them has."""
+    missing = []
+    for key, prefixes in update.trainable.items():
+        if any(is_trainable(n, prefixes) for n, _ in party.models[key].named_parameters()):
+            return None
+        missing.append(f"'{key}' has no parameter under {' or '.join(map(repr, prefixes or ()))}")
+    return f"{party} has nothing to train in '{name}': {', '.join(missing)} (trainable of its stage)."
 
 
 class LoneNet(Net):

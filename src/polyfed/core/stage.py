@@ -221,7 +221,7 @@ def split_loss(value: Tensor | tuple[Tensor, Sums]) -> tuple[Tensor, Sums]:
 
 def is_trainable(name: str, prefixes: tuple[str, ...] | None) -> bool:
     """Tell whether a parameter is among the trainable ones: a prefix is a whole name or a leading part up to a dot."""
-    return prefixes is None or any(name == p or name.startswith(p + ".") for p in prefixes)
+    return prefixes is None or any(name == p or name.startswith(p.removesuffix(".") + ".") for p in prefixes)
 
 
 def epoch_plan(

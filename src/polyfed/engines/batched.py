@@ -24,7 +24,9 @@ from polyfed.core.party import Blueprint, Context, Party
 from polyfed.core.runner import check_finite, run_stage
 from polyfed.core.stage import Stage, Trained
 from polyfed.core.threads import one_thread
-from polyfed.engines.dense import suits
+from polyfed.engines.convolutions import folded
+from polyfed.engines.cut import CutProgram
+from polyfed.engines.dense import is_perceptron, suits
 from polyfed.engines.stack import Program, Tensors
 from polyfed.engines.stackdata import Member
 from polyfed.engines.threads import Threads
@@ -67,6 +69,8 @@ class Job:
 
 class Batched:
     """Runs stages of equal clients as stacks."""
+
+    exact = False  # whether numbers may not depend on who shares a stack
 
     def __init__(self) -> None:
         self.threads = Threads()
@@ -157,10 +161,10 @@ class Batched:
 
     def possible(self, backend: InProcess, kind: Any, group: list[Job], step: Step, ctx: Context) -> bool:
         """Tell whether stages of a kind can be stacked at all."""
-        key = kind[:2]
+        key = kind[:3]
         if key not in self.refused:
             with one_thread():
-                self.refused[key] = obstacle(backend, group, step, ctx)
+                self.refused[key] = obstacle(backend, group, step, ctx, self.exact)
             if self.refused[key]:
                 log.info("Stages of %s run one by one: %s.", kind[0], self.refused[key])
         return not self.refused[key]
@@ -204,7 +208,7 @@ def collected(jobs: Sequence[Job]) -> Replies:
 
 
 def kind_of(job: Job, ctx: Context) -> tuple[Any, ...]:
-    """Return what clients of one stack must have in common: architecture and losses first, then settings and shapes."""
+    """Return what clients of one stack must have in common: architecture, losses and models first, then the rest."""
     stage, party = job.stage, job.party
     assert stage is not None and party is not None and party.info is not None
     updates = tuple(
@@ -282,7 +286,7 @@ def make_program(
     first = members[0].party
     modules = {model: backend.store.module(worker, first.architecture, model) for model in first.models}
     program = Program(members, modules, tensors, ctx, jobs[0].name(step))
-    return suits(program) or program
+    return suits(program) or folded(program) or program
 
 
 def stacked_states(backend: InProcess, jobs: Sequence[Job]) -> tuple[Tensors, Callable[[], None]]:
@@ -312,7 +316,7 @@ def stacked_states(backend: InProcess, jobs: Sequence[Job]) -> tuple[Tensors, Ca
     return tensors, write_back
 
 
-def obstacle(backend: InProcess, group: list[Job], step: Step, ctx: Context) -> str:
+def obstacle(backend: InProcess, group: list[Job], step: Step, ctx: Context, exact: bool = False) -> str:
     """Return why a group cannot be stacked (empty: it can), from one step of two clients on copies."""
     jobs = group[:2]
     states = _states(jobs[0])
@@ -332,6 +336,8 @@ def obstacle(backend: InProcess, group: list[Job], step: Step, ctx: Context) -> 
     try:
         tensors = {m: {n: torch.stack([_states(j)[m][n] for j in jobs]) for n in states[m]} for m in states}
         program = make_program(backend, jobs, tensors, step, ctx, 0)
+        if not all(any(parts.values()) for parts in program.moved):
+            return "it names parts of networks that they do not have, or that are frozen"  # alone it is told which
         if any(program.frozen.values()) and not all(program.used):
             return "all that it could move is frozen"
         program.run(limit=1)

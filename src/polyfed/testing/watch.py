@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import Tensor
 
 from polyfed.core.message import Message, State
 from polyfed.core.method import Step
@@ -34,7 +35,15 @@ def same_states(a: States, b: States) -> None:
     for party in a:
         assert a[party] and a[party].keys() == b[party].keys(), f"other tensors at {party}"
         for name in a[party]:
-            assert torch.equal(a[party][name], b[party][name]), f"{name} of {party} differs"
+            one, other = a[party][name], b[party][name]
+            assert torch.equal(one, other), f"{name} of {party} differs{_how_far(one, other)}"
+
+
+def _how_far(one: Tensor, other: Tensor) -> str:
+    """Return how unlike two tensors are, in words: rounding looks otherwise than a mistake."""
+    if one.shape != other.shape:
+        return f" in shape: {list(one.shape)} and {list(other.shape)}"
+    return f", by {float((one.double() - other.double()).abs().max()):.2g} at most"
 
 
 def are_equal(a: States, b: States) -> bool:
