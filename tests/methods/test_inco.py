@@ -125,10 +125,14 @@ def test_updates_are_limited_by_default_and_not_without_a_limit():
             torch.testing.assert_close(tensor, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_one_block_in_every_stage_is_layer_wise_averaging():
-    ours, plain = (federation(method, [STAGES[0]]) for method in (InCo(), FedAvg()))
-    for name, tensor in plain.server.state.items():
-        assert torch.equal(ours.server.state[name], tensor)
+def test_one_block_in_every_stage_has_nothing_to_mix_and_is_refused():
+    """It would be layer-wise averaging, bit for bit, under another name."""
+    for models in ([STAGES[0]], ["cnn:4-8"]):
+        with pytest.raises(InputError, match=r"two blocks .* rule=none"):
+            federation(InCo(), models)
+        ours, plain = (federation(method, models) for method in (InCo(rule="none"), FedAvg()))
+        for name, tensor in plain.server.state.items():
+            assert torch.equal(ours.server.state[name], tensor)
 
 
 def test_without_a_rule_nothing_is_mixed_or_limited():

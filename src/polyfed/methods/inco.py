@@ -23,7 +23,7 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -34,7 +34,8 @@ from polyfed.core.depth import stacks_of
 from polyfed.core.fields import NotNegative, Positive
 from polyfed.core.message import Message
 from polyfed.core.method import Step
-from polyfed.core.party import Context, Party
+from polyfed.core.party import ClientInfo, Context, Party
+from polyfed.core.views import Blueprints
 from polyfed.methods.fedprox import FedProx
 
 TINY = 1e-7  # added to what is divided by
@@ -67,6 +68,13 @@ class InCo(FedProx):
     theta_max: Positive = 5.0
     clip: Positive | None = 0.1
     mu: NotNegative = 0.0
+
+    def misfit(self, infos: Sequence[ClientInfo], blueprints: Blueprints, input_shape: tuple[int, ...]) -> str | None:
+        """Return what to do when no network has anything to mix: it would be FedAvg."""
+        problem = super().misfit(infos, blueprints, input_shape)
+        if problem or self.rule == "none" or any(partners(blueprint.shapes) for blueprint in blueprints.values()):
+            return problem
+        return "two blocks with weights of one shape in a stage: take resnet14 or resnet18, for example, or rule=none"
 
     @torch.no_grad()
     def fuse(self, server: Party, replies: Mapping[int, Message], step: Step, ctx: Context) -> None:
