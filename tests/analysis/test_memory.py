@@ -26,3 +26,14 @@ def test_counts_by_hand():
     assert last["gradients"] == 4 * 10
     assert last["total"] == sum(last[key] for key in ("parameters", "gradients", "activations"))
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
+
+
+def test_shapes_alone_give_the_same_count():
+    """On the device `meta` nothing is calculated: networks that do not fit into memory can be counted."""
+
+    def build(device):
+        model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).to(device)
+        batch = Batch(torch.ones(5, 3, device=device), torch.zeros(5, dtype=torch.long, device=device))
+        return update_memory(Update((loss,), {"main": None}), {"main": model}, batch, {})
+
+    assert build("meta") == build("cpu")

@@ -179,6 +179,8 @@ def test_runs_with_other_settings_than_the_entry_are_forgotten(place):
     assert left(made) == {"ams", "ensemble", "wild"}
     assert left(replace(made, compare=("ams",), seeds=9)) == {"ams", "ensemble", "wild"}
     assert left(replace(made, base=replace(made.base, rounds=3))) == set()
+    other = replace(made.base, execution=replace(made.base.execution, engine="threads"))
+    assert left(replace(made, base=other)) == {"ams", "ensemble", "wild"}
     assert left(replace(made, settings={"wild": {"training.lr": 1.0}})) == {"ams", "ensemble"}
     assert left(replace(made, methods={**made.methods, "ams": {"top_k": 2}})) == {"ensemble", "wild"}
     del told["training"]["lr"]  # a setting that is new since

@@ -186,7 +186,7 @@ def disturbing(paths: Sequence[Path], seeds: AtLeastOne = 40, epochs: AtLeastOne
 
 
 def disturbing_figures(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return accuracies by rank, the histogram of the sum, and the points of its worst seed."""
+    """Return accuracies by rank, the histogram of the sum, and the points of its worst and of its best seed."""
     import numpy as np
 
     from polyfed.analysis.figures import histogram, label_probabilities, lines
@@ -206,10 +206,25 @@ def disturbing_figures(found: Mapping[str, Any]) -> dict[str, Any]:
     numbers = found["summary"]
     title = f"Fusing two networks in 2D: the sum is no better in {100 * numbers['failed']:.0f} % of {len(ranks)} seeds"
     worst = min(found["runs"], key=lambda run: run["fused"])
-    example = found["examples"][str(worst["seed"])]
-    labels = np.asarray(example["labels"])
+    best = max(found["runs"], key=lambda run: run["fused"])
+
+    def example(run: Mapping[str, Any], what: str) -> Any:
+        shown = found["examples"][str(run["seed"])]
+        labels = np.asarray(shown["labels"])
+        right = {
+            f"{names[name]}: {100 * run[name]:.0f} %": np.where(labels == 1, above, 1 - np.asarray(above))
+            for name, above in shown["above"].items()
+        }
+        return label_probabilities(
+            f"Seed {run['seed']}, where the sum is {what}: pale points are taken for the other label",
+            np.asarray(shown["points"]),
+            labels,
+            ("below the line", "above the line"),
+            right,
+        )
+
     return {
-        "disturbing": lines(title, "seeds by rank", "accuracy, %", curves),
+        "disturbing": lines(title, "seeds, each curve by its own rank", "accuracy, %", curves),
         "disturbing-histogram": histogram(
             "The sum of both networks over all seeds",
             "accuracy, %",
@@ -217,16 +232,8 @@ def disturbing_figures(found: Mapping[str, Any]) -> dict[str, Any]:
             [100 * run["fused"] for run in found["runs"]],
             range(min(95, int(20 * worst["fused"]) * 5), 101, 5),
         ),
-        "disturbing-example": label_probabilities(
-            f"Seed {worst['seed']}, where the sum is worst: pale points are taken for the other label",
-            np.asarray(example["points"]),
-            labels,
-            ("below the line", "above the line"),
-            {
-                f"{names[name]}: {100 * worst[name]:.0f} %": np.where(labels == 1, above, 1 - np.asarray(above))
-                for name, above in example["above"].items()
-            },
-        ),
+        "disturbing-example": example(worst, "worst"),
+        "disturbing-success": example(best, "best"),
     }
 
 

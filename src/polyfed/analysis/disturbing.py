@@ -65,9 +65,9 @@ def initial(rng: torch.Generator) -> dict[str, Tensor]:
 
 def disturbing(
     seeds: int | Sequence[int] = 40,
-    epochs: int = 600,
-    lr: float = 0.5,
-    train_points: int = 300,
+    epochs: int | Sequence[int] = 600,
+    lr: float | Sequence[float] = 0.5,
+    train_points: int | Sequence[int] = 300,
     test_points: int = 150,
     activation: str = "leaky_relu",
     examples: Sequence[int] = (),
@@ -78,8 +78,10 @@ def disturbing(
     ----------
     seeds
         How many, or which.
-    epochs, lr, train_points, test_points, activation
-        Of each client: training, and points in each region.
+    epochs, lr, train_points
+        Of both clients, or of the left and of the right one.
+    test_points, activation
+        Of each client: points in its region, and of its neuron.
     examples
         Seeds whose test points and softmax probabilities are returned too (for pictures).
 
@@ -91,28 +93,24 @@ def disturbing(
         share in which fusing gave no more than the better local network. `examples`: points, labels, probabilities.
     """
     chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    trained, tested = [], []
-    starts: list[dict[str, Tensor]] = []
+    nets = []  # of the left client, one for each seed, and of the right one
+    each = zip(RANGES.values(), _pair(train_points), _pair(epochs), _pair(lr), strict=True)
+    for client, ((low, high), points, length, rate) in enumerate(each):
+        data = [sample_band(int(points), low, high, generator(seed, "band/train", 0, client)) for seed in chosen]
+        starts = [initial(generator(seed, "band/init", 0, client)) for seed in chosen]
+        together = {name: torch.stack([start[name] for start in starts]) for name in starts[0]}
+        x, y = (torch.stack(part) for part in zip(*data, strict=True))
+        nets.append(train(x, y, together, int(length), rate, activation))
+    tested = []
     for seed in chosen:
-        for client, (low, high) in enumerate(RANGES.values()):
-            trained.append(sample_band(train_points, low, high, generator(seed, "band/train", 0, client)))
-            starts.append(initial(generator(seed, "band/init", 0, client)))
         parts = [
             sample_band(test_points, low, high, generator(seed, "band/test", 0, client))
             for client, (low, high) in enumerate(RANGES.values())
         ]
         tested.append((torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])))
-    nets = train(
-        torch.stack([x for x, _ in trained]),
-        torch.stack([y for _, y in trained]),
-        {name: torch.stack([start[name] for start in starts]) for name in starts[0]},
-        epochs,
-        lr,
-        activation,
-    )
-    points = torch.stack([x for x, _ in tested])
+    where = torch.stack([x for x, _ in tested])
     labels = torch.stack([y for _, y in tested])
-    logits = outputs(nets, points.repeat_interleave(2, dim=0), activation).unflatten(0, (len(chosen), 2))
+    logits = torch.stack([outputs(own, where, activation) for own in nets], dim=1)
     runs: list[dict[str, float]] = []
     pictures: dict[str, Any] = {}
     for place, seed in enumerate(chosen):
@@ -128,11 +126,15 @@ def disturbing(
         runs.append({"seed": seed, **accuracy})
         if seed in examples:
             pictures[str(seed)] = {
-                "points": points[place].tolist(),
+                "points": where[place].tolist(),
                 "labels": labels[place].tolist(),
                 "above": {n: torch.softmax(scores[n], dim=1)[:, 1].tolist() for n in ("left", "right", "fused")},
             }
     return {"runs": runs, "summary": summary(runs), "examples": pictures}
+
+
+def _pair(value: float | Sequence[float]) -> Sequence[float]:
+    return value if isinstance(value, Sequence) else (value, value)
 
 
 def summary(runs: Sequence[dict[str, float]]) -> dict[str, float]:

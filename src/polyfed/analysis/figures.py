@@ -30,9 +30,10 @@ def lines(
     """Return a chart of named curves; `errors` are half widths of bands around them."""
     figure = canvas(6.4, 3.8)
     axes = figure.add_subplot()
-    for (name, (x, y)), look in zip(curves.items(), looks(list(curves)).values(), strict=True):
+    widths = np.linspace(2.6, 1.2, len(curves))  # a curve that lies on another one leaves its edges to be seen
+    for (name, (x, y)), look, width in zip(curves.items(), looks(list(curves)).values(), widths, strict=True):
         marks = {"marker": MARKERS[look.symbol], "markersize": 4} if len(x) <= 30 else {}
-        axes.plot(x, y, color=look.color, linestyle=LINES[look.dash], linewidth=1.6, label=name, **marks)
+        axes.plot(x, y, color=look.color, linestyle=LINES[look.dash], linewidth=width, label=name, **marks)
         half = np.asarray((errors or {}).get(name, [0.0] * len(x)))
         if half.any():
             axes.fill_between(x, np.asarray(y) - half, np.asarray(y) + half, color=look.color, alpha=BAND, linewidth=0)
@@ -113,8 +114,11 @@ def bubbles(title: str, x_title: str, y_title: str, counts: np.ndarray) -> Any:
     axes = figure.add_subplot()
     x, y = np.meshgrid(np.arange(counts.shape[0]), np.arange(counts.shape[1]), indexing="ij")
     axes.scatter(x.ravel(), y.ravel(), s=300 * counts.ravel() / counts.max(), alpha=0.6, linewidths=0)
-    axes.set(xlabel=x_title, ylabel=y_title)
-    _plain(axes, title)
+    for axis, count in ((axes.xaxis, counts.shape[0]), (axes.yaxis, counts.shape[1])):
+        axis.set_ticks(range(0, count, 1 + count // 30))  # there is no client 2.5
+    _plain(axes, f"{title} (largest disc: {counts.max():,} samples)")
+    axes.set_xlabel(x_title, fontsize=9, color=MUTED)
+    axes.set_ylabel(y_title, fontsize=9, color=MUTED)
     return figure
 
 

@@ -20,7 +20,8 @@ def update_memory(
     `parameters`: of all models; `gradients`: of the parameters that move; `activations`: what autograd keeps for the
     backward pass, each tensor once (parameters, buffers and the batch itself are not counted again); `total`.
     Optimiser state is left out: plain SGD has none, Adam has twice the gradients.
-    The update is not carried out. Running statistics move as in any training pass.
+    The update is not carried out. Running statistics move as in any training pass. Models and batch may be on the
+    device `meta`: nothing is calculated or held then, and the count is the same.
     """
     chosen = {
         key: [p for name, p in models[key].named_parameters() if p.requires_grad and is_trainable(name, prefixes)]
@@ -57,7 +58,7 @@ def update_memory(
 
 
 def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    return int(tensor.untyped_storage()._cdata)  # a storage, not its address: meta tensors have none
 
 
 def _nbytes(tensor: Tensor) -> int:

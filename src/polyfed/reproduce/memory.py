@@ -1,7 +1,8 @@
 """What one update keeps in memory, by method, for the five ResNets of FedVTC's Fig. 3.
 
 Parameters, gradients and the activations that autograd keeps, counted (`polyfed.analysis.memory.update_memory`), of the
-step that needs most. Optimizer state is left out.
+step that needs most. Optimizer state is left out. Shapes alone are counted, on the device `meta`: the
+largest network takes seconds and no memory.
 """
 
 from __future__ import annotations
@@ -10,20 +11,23 @@ import torch
 
 from polyfed.analysis.memory import update_memory
 from polyfed.build import make_blueprint
-from polyfed.core.method import Method
+from polyfed.core.method import Method, Step
 from polyfed.core.party import Context, Party, PartyData
 from polyfed.core.samples import Samples
 from polyfed.core.settings import Training
 from polyfed.core.stage import Batch, Stage
 from polyfed.methods.fedvtc import FedVTC
 from polyfed.methods.local import Local
+from polyfed.methods.pfedafm import PFedAFM
 from polyfed.models import build
 
 NETWORKS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 PROXY = "cnn:16-32-64"  # of FedType
 SHAPE, CLASSES, LATENTS = (3, 32, 32), 10, 4096
+META = torch.device("meta")
 METHODS: dict[str, Method] = {
-    "fedproto": Local(),  # the loss on prototypes keeps nothing more
+    "fedproto": Local(),  # FedTGP and CCVR too: prototypes and statistics keep next to nothing
+    "pfedafm": PFedAFM(proxy=PROXY),
     "fedvtc": FedVTC(),
     "fedvtc-no-dm": FedVTC(lambda_dm=0.0),
     "fedvtc-joint": FedVTC(joint_training=True),
@@ -34,8 +38,7 @@ def sizes_of(network: str, batch_size: int) -> dict[str, int]:
     """Return the bytes of the largest update of each method with a network."""
     blueprint = make_blueprint(network, network, SHAPE, CLASSES, 0, LATENTS, "linear")
     ctx = Context(0, 1, 1, Training(epochs=1), CLASSES, SHAPE, 1, blueprints={network: blueprint})
-    rng = torch.Generator().manual_seed(0)
-    x, y = torch.rand(batch_size, *SHAPE, generator=rng), torch.arange(batch_size) % CLASSES
+    x, y = torch.zeros(batch_size, *SHAPE), torch.arange(batch_size) % CLASSES
     found: dict[str, int] = {}
     for name, method in METHODS.items():
         assert blueprint.build is not None
@@ -47,13 +50,15 @@ def sizes_of(network: str, batch_size: int) -> dict[str, int]:
             given = {"sigma": torch.ones(LATENTS), "prototypes": prototypes, "classes": torch.arange(CLASSES)}
             client.inbox.data = given
             stage = next(method.stages(client, ctx))
-            draws = {key: torch.randn(batch_size, LATENTS, generator=rng) for key in method.draws(client)}
+            draws = {key: torch.zeros(batch_size, LATENTS, device=META) for key in method.draws(client)}
+        elif isinstance(method, PFedAFM):
+            stage, draws = next(method.local(client, Step("main"), ctx)), {}
         else:
             stage, draws = Stage(method.loss), {}
-        batch = Batch(x, y, draws)
-        found[name] = max(
-            update_memory(update, client.models, batch, stage.aux)["total"] for update in stage.all_updates()
-        )
+        models = {key: model.to(META) for key, model in client.models.items()}
+        batch = Batch(x.to(META), y.to(META), draws)
+        aux = {key: value.to(META) if isinstance(value, torch.Tensor) else value for key, value in stage.aux.items()}
+        found[name] = max(update_memory(update, models, batch, aux)["total"] for update in stage.all_updates())
     proxy = build(PROXY, SHAPE, CLASSES)  # it stands still while the private network moves
     found["fedtype"] = found["fedproto"] + sum(p.numel() * p.element_size() for p in proxy.parameters())
     return found

@@ -81,8 +81,9 @@ def forget(measured: Measured, made: Experiment) -> None:
     then, now = measured.settings, json.loads(json.dumps(made.dump()))  # as it is read from a file
     if not then:
         return
-    ours = ("methods", "settings", "compare", "seeds")  # of labels, or which of them: the others concern all runs
-    everything = _changed(*({key: value for key, value in one.items() if key not in ours} for one in (then, now)))
+    own = ("methods", "settings", "compare", "seeds")  # of labels, or which of them: the others concern all runs
+    aside = (*own, "execution")  # an engine changes the time, not the result
+    everything = _changed(*({key: value for key, value in one.items() if key not in aside} for one in (then, now)))
     for label in [*measured.runs, *measured.failed]:
         if everything or any(then[part].get(label) != now[part].get(label) for part in ("methods", "settings")):
             for kept in (measured.runs, measured.failed, measured.curves):

@@ -14,7 +14,10 @@ Studied = tuple[dict[str, dict[str, dict[str, Values]]], Mapping[str, Any]]
 
 
 def disturbing(seeds: int = 40, **cases: Mapping[str, Any]) -> Studied:
-    """AMS, Fig. 1: two networks of one neuron in two dimensions, summed; cases vary rates, epochs and sizes."""
+    """AMS, Fig. 1: two networks of one neuron in two dimensions, summed; cases vary rates, epochs and sizes.
+
+    `no better` is 100 in a seed where the sum is no better than the better of the two networks, and 0 otherwise.
+    """
     from polyfed.analysis.command import disturbing_figures
     from polyfed.analysis.disturbing import disturbing as study
 
@@ -27,7 +30,10 @@ def disturbing(seeds: int = 40, **cases: Mapping[str, Any]) -> Studied:
             seed = str(run["seed"])
             for label in ("left", "right", "fused", "ams_top1", "ensemble"):
                 labels.setdefault(label, {})[seed] = {"accuracy": round(100 * run[label], 3)}
-            labels.setdefault("better local", {})[seed] = {"accuracy": round(100 * max(run["left"], run["right"]), 3)}
+            better = max(run["left"], run["right"])
+            labels.setdefault("better local", {})[seed] = {"accuracy": round(100 * better, 3)}
+            labels["fused"][seed]["no better"] = 100.0 * (run["fused"] <= better)
+            labels.setdefault("half of the seeds", {})[seed] = {"no better": 50.0}
         found[name] = labels
         if not figures:  # those of the first case are enough
             figures = {f"{name}-{kind}": figure for kind, figure in disturbing_figures(told).items()}
@@ -86,13 +92,19 @@ def partition(data: str = "cifar10", clients: int = 20, seeds: int = 10) -> Stud
 
 def fedvtc_memory(batch: int = 16) -> Studied:
     """FedVTC, Fig. 3: MB of the largest step of an update, for each network; networks stand where seeds stand."""
+    from polyfed.analysis.figures import lines
     from polyfed.reproduce.memory import NETWORKS, sizes_of
 
     labels: dict[str, dict[str, Values]] = {}
     for place, network in enumerate(NETWORKS):
-        for label, size in sizes_of(network, batch).items():
-            labels.setdefault(label, {})[str(place)] = {"memory": round(size / 1e6, 2)}
-    return {"all": labels}, {}
+        sizes = sizes_of(network, batch)
+        for label, size in sizes.items():
+            share = round(100 * size / sizes["fedproto"], 3)  # networks differ tenfold in size: MB have no common mean
+            labels.setdefault(label, {})[str(place)] = {"share": share, "memory": round(size / 1e6, 2)}
+    places = list(range(len(NETWORKS)))
+    curves = {label: (places, [kept[str(place)]["memory"] for place in places]) for label, kept in labels.items()}
+    figure = lines("Memory of an update", "network", f"MB, batches of {batch}", curves, NETWORKS)
+    return {"all": labels}, {"memory": figure}
 
 
 STUDIES: dict[str, Callable[..., Studied]] = {
