@@ -1,4 +1,4 @@
-"""The default choice of engine: perceptrons are stacked, whoever shares the stack, and others work whole."""
+"""The default choice of engine: small networks are stacked, whoever shares the stack, and others work whole."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ import polyfed as pf
 from polyfed.compare import compare
 from polyfed.core.checkpoint import read_json, write_json
 from polyfed.engines import batched
-from polyfed.engines.auto import is_perceptron, sharing
+from polyfed.engines.auto import gains, sharing
+from polyfed.engines.convolutions import unfolded
+from polyfed.engines.dense import is_perceptron
 from polyfed.experiment import experiment, read_experiment
+from polyfed.models.registry import build
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
 from table import CASES, Case, everyday, run_case, synthetic
@@ -31,28 +34,41 @@ def same(one: pf.Result, other: pf.Result) -> bool:
     return all(torch.equal(weights(one, client), weights(other, client)) for client in one.models)
 
 
+class Own(nn.Module):
+    """A convolutional network that the library knows nothing about."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.last = nn.Conv2d(1, 2, 3), nn.Linear(72, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.convolution(x).relu().flatten(1))
+
+
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stack perceptrons also where few clients share a step, as those of the contract table do."""
+    """Stack small networks also where few clients share a step, as those of the contract table do."""
     monkeypatch.setattr("polyfed.engines.auto.SHARED", 0)
 
 
 @pytest.mark.usefixtures("always")
-def test_perceptrons_are_stacked_and_others_work_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = replace(CASES[0], models=("mlp:2x16", "cnn:4-8,bn"))
+def test_small_networks_are_stacked_and_others_work_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = replace(CASES[0], models=("mlp:2x16", "cnn:4-8,bn", Own))
     chosen = {engine: run_case(case, rounds=3, engine=engine, workers=2) for engine in ("batched", "threads")}
     monkeypatch.delattr(batched, "run_alone")  # whole clients do not come from stage to stage
     auto = run_case(case, rounds=3, engine="auto", workers=2)
     for client, name in enumerate(auto.architectures):
-        expected = chosen["batched" if name.startswith("mlp") else "threads"]
+        expected = chosen["threads" if "Own" in name else "batched"]
         assert torch.equal(weights(auto, client), weights(expected, client))
+        assert not torch.equal(weights(chosen["threads"], client), weights(chosen["batched"], client))
 
 
-PERCEPTRONS = [case for case in CASES if all(model.startswith("mlp") for model in case.models)]
+STACKED = ("mlp", "cnn:", "resnet")
+SMALL = [case for case in CASES if all(str(model).startswith(STACKED) for model in case.models)]
 
 
 @pytest.mark.usefixtures("always")
-@everyday(PERCEPTRONS, few=True)
+@everyday(SMALL, few=True)
 def test_numbers_do_not_depend_on_who_shares_a_stack(case: Case) -> None:
     runs = [run_case(case, rounds=2, participation=0.6, engine="auto", workers=workers) for workers in (1, 4)]
     assert same(*runs)
@@ -64,6 +80,19 @@ def test_a_client_alone_in_its_stack_gets_the_numbers_of_a_full_one() -> None:
     everybody = pf.run("local", synthetic(), ["mlp:2x16"], 2, engine="auto", workers=1)
     lone = pf.run("local", synthetic(), ["mlp:2x16", "cnn:4-8", "cnn:4-8", "cnn:4-8"], 2, engine="auto")
     assert torch.equal(weights(everybody, 0), weights(lone, 0))
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("model", ["cnn:4-8", "cnn:5-7,bn", "cnn2", "resnet10:w3", "resnet10:w4,pre,stem=fedin"])
+def test_neighbors_do_not_change_the_numbers_of_convolutions(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(batched, "run_alone")
+    clients = pf.split("digits", clients=7, by="dirichlet:1.0", seed=0)
+    run = {"rounds": 1, "training": pf.Training(momentum=0.9), "engine": "auto", "workers": 1}
+    everybody = pf.run("local", clients, [model], **run)
+    for places in ((3,), (0, 5)):  # alone, and two, among others of another architecture
+        models = [model if client in places else "mlp:1x8" for client in range(7)]
+        fewer = pf.run("local", clients, models, **run)
+        assert all(torch.equal(weights(everybody, client), weights(fewer, client)) for client in places)
 
 
 class Scaled(nn.Module):
@@ -87,6 +116,26 @@ class Scaled(nn.Module):
 )
 def test_what_counts_as_a_perceptron(module: nn.Module, expected: bool) -> None:
     assert is_perceptron(module) == expected
+
+
+def test_how_much_convolutions_unfold() -> None:
+    # 8x8 places of a 3x3 kernel over one channel; after pooling 4x4 places of one over 4 channels
+    assert unfolded(build("cnn:4-8", (1, 8, 8), 10), (1, 8, 8)) == (64 * 9 + 16 * 36) / 2
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "shared", "batch", "expected"),
+    [
+        ("mlp:2x512", 28, 3, 256, True),
+        ("mlp:2x512", 28, 2.9, 256, False),
+        ("cnn:16-32", 8, 3, 16, True),
+        ("cnn:16-32", 8, 2.9, 16, False),
+        ("cnn:16-32", 32, 20, 32, False),
+        ("resnet10:w8", 8, 3, 16, True),
+    ],
+)
+def test_the_rule(model: str, size: int, shared: float, batch: float, expected: bool) -> None:
+    assert gains(build(model, (1, size, size), 10), (1, size, size), shared, batch) == expected
 
 
 @pytest.mark.parametrize(
@@ -116,23 +165,23 @@ def stored(out: Path) -> dict[str, Any]:
 
 
 def test_it_is_the_default_of_every_way_to_start_a_run(tmp_path: Path) -> None:
-    short = {"limit": 60, "clients": 6, "partition": "iid", "models": ["mlp:1x8", "cnn:4-8"], "rounds": 1}
+    short = {"limit": 60, "clients": 6, "partition": "iid", "models": ["mlp:1x8", "cnn:4-8,exits"], "rounds": 1}
     assert pf.run("local", synthetic(2), "mlp:1x8", 1).config["execution"]["engine"] == "auto"
     (tmp_path / "e.toml").write_text("rounds = 1\n")
     assert read_experiment(tmp_path / "e.toml").base.execution.engine == "auto"
     compare(experiment(**short), ["local"], seeds=1, out=tmp_path / "c")
     found = stored(tmp_path / "c" / "local" / "seed-0")
     assert found["execution"]["engine"] == "auto"
-    assert found["groups"] == {"cnn:4-8": "whole", "mlp:1x8": "stack"}
+    assert found["groups"] == {"cnn:4-8,exits": "whole", "mlp:1x8": "stack"}
 
 
 def test_the_choice_is_stored_printed_and_kept_by_a_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
-    run = {"models": ["mlp:1x8", "cnn:4-8"], "rounds": 1, "out": out, "progress": True}
+    run = {"models": ["mlp:1x8", "cnn:4-8,exits"], "rounds": 1, "out": out, "progress": True}
     pf.run("local", pf.split("digits", clients=8), **run)
-    assert "mlp:1x8 as stacks; cnn:4-8 as whole clients on threads" in " ".join(capsys.readouterr().err.split())
+    assert "mlp:1x8 as stacks; cnn:4-8,exits as whole clients on threads" in " ".join(capsys.readouterr().err.split())
     pf.resume(out, rounds=2)  # it writes the configuration again
-    assert stored(out)["groups"] == {"cnn:4-8": "whole", "mlp:1x8": "stack"}
+    assert stored(out)["groups"] == {"cnn:4-8,exits": "whole", "mlp:1x8": "stack"}
     assert stored(out)["rounds"] == 2
 
 

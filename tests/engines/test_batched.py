@@ -95,6 +95,20 @@ def test_every_optimizer_setting(name, models, stacks):
     assert (stacks["dense"] > 0) == (models == "mlp:2x16" and name != "clip")
 
 
+@pytest.mark.parametrize(
+    ("method", "feature_dim"), [("fedprox", None), ("oneshot_fedavg", None), ("fedproto", 8)], ids=lambda one: str(one)
+)
+def test_losses_that_ask_for_outputs_and_parameters_take_the_short_way_of_perceptrons(method, feature_dim, stacks):
+    # Of the batch by a tensor of its own, such a loss was taken for one that needs the whole network.
+    clients = unequal((17, 16, 21, 9), None, False)
+    runs = [
+        pf.run(method, clients, ["mlp:2x16"], 2, SETTINGS["adam"], engine=engine, feature_dim=feature_dim)
+        for engine in ("sequential", "batched")
+    ]
+    assert difference(*runs) < 1e-12
+    assert stacks["stacked"] and stacks["dense"] and not stacks["alone"]
+
+
 class WithDropout(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -205,7 +219,7 @@ def test_what_cannot_be_stacked_runs_one_by_one_and_the_log_says_why(stacks, cap
     with caplog.at_level(logging.INFO, logger="polyfed.engine"):
         runs = [pf.run(Branching(), synthetic(), ["mlp:1x8"], 2, engine=e) for e in ("sequential", "batched")]
     assert difference(*runs) == 0.0
-    assert stacks == {"stacked": 0, "alone": 8, "dense": 0}
+    assert stacks == {"stacked": 0, "alone": 8, "dense": 1}  # the trial
     assert "mlp:1x8 run one by one" in caplog.text and "data-dependent control flow" in caplog.text
 
 

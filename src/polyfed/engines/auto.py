@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -28,33 +27,15 @@ from polyfed.core.message import Message
 from polyfed.core.method import Replies, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context
 from polyfed.engines.batched import Batched, Job
+from polyfed.engines.convolutions import is_convolutional, unfolded
+from polyfed.engines.dense import is_perceptron
 from polyfed.engines.work import STACK, WHOLE
 
 if TYPE_CHECKING:
     from polyfed.engines.inprocess import InProcess
 
 SHARED = 3  # clients that take a step together on average: with fewer, whole clients are as fast or faster
-EXACT = (  # layers whose stacks give every client the numbers that it would have alone in one
-    nn.Linear,
-    nn.Flatten,
-    nn.Identity,
-    nn.Dropout,
-    nn.ReLU,
-    nn.LeakyReLU,
-    nn.ELU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Tanh,
-    nn.Sigmoid,
-)
-
-
-def is_perceptron(module: nn.Module) -> bool:
-    """Tell whether a network consists of linear layers and functions of single values."""
-    leaves = [part for part in module.modules() if not any(True for _ in part.children())]
-    weights = sum(parameter.numel() for parameter in module.parameters())
-    known = sum(p.numel() for part in leaves for p in part.parameters())  # a network may have parameters of its own
-    return weights == known and all(type(part) in EXACT or not any(True for _ in part.parameters()) for part in leaves)
+WINDOWS = 100_000  # numbers that a convolution unfolds in a step: with more, whole clients are as fast or faster
 
 
 def sharing(samples: Sequence[int], batch_size: int, share: float) -> float:
@@ -81,20 +62,44 @@ def sharing(samples: Sequence[int], batch_size: int, share: float) -> float:
     return sum(share * count for count in steps) / taken if taken else 0.0
 
 
+def mean_batch(samples: Sequence[int], batch_size: int) -> float:
+    """Return the mean size of the batches of an epoch of all clients.
+
+    Examples
+    --------
+    >>> mean_batch([40, 20], 32)  # 32 and 8, and 20
+    20.0
+    """
+    return sum(samples) / max(1, sum(-(-number // batch_size) for number in samples))
+
+
+def gains(module: nn.Module, input_shape: tuple[int, ...], shared: float, batch: float) -> bool:
+    """Tell whether clients of a network are faster as a stack: so many share a step, with batches of such a size."""
+    if shared < SHARED:
+        return False
+    return is_perceptron(module) or (is_convolutional(module) and batch * unfolded(module, input_shape) <= WINDOWS)
+
+
 class Auto(Batched):
-    """Stacks clients with perceptrons that share their steps, also a lone one of them; lets all others work whole."""
+    """Stacks clients that gain from it, also a lone one of them; lets all others work whole."""
+
+    exact = True
 
     def __init__(self) -> None:
         super().__init__()
         self.stacked: dict[str, bool] = {}  # architecture -> what the rule says
-        self.seen: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # modules serve round after round
 
     def works_whole(self, step: Step, blueprint: Blueprint) -> bool:
         """Let every client work whole for whose architecture the rule says so."""
         return super().works_whole(step, blueprint) or not self.stacked[blueprint.name]
 
     def choose(
-        self, blueprints: Mapping[str, Blueprint], infos: Mapping[int, ClientInfo], batch_size: int, share: float
+        self,
+        blueprints: Mapping[str, Blueprint],
+        infos: Mapping[int, ClientInfo],
+        batch_size: int,
+        share: float,
+        input_shape: tuple[int, ...],
     ) -> None:
         """Apply the rule to all clients of a federation, of which a share takes part in a round."""
         samples: dict[str, list[int]] = {name: [] for name in blueprints}
@@ -102,9 +107,9 @@ class Auto(Batched):
             samples[info.architecture].append(info.samples)
         for name, blueprint in blueprints.items():
             alone = blueprint.random or "learner" in blueprint.properties
-            gains = not alone and sharing(samples[name], batch_size, share) >= SHARED
             assert blueprint.build is not None
-            self.stacked[name] = gains and is_perceptron(blueprint.build())
+            sizes = sharing(samples[name], batch_size, share), mean_batch(samples[name], batch_size)
+            self.stacked[name] = not alone and gains(blueprint.build(), input_shape, *sizes)
 
     def groups(self) -> dict[str, str]:
         """Return how clients of each architecture work: as a stack, or whole."""
@@ -139,13 +144,6 @@ class Auto(Batched):
                 continue
             known.keep(keys[job.client], job.party, job.trained, job.seconds - before)
 
-    def stackable(self, backend: InProcess, kind: Any, group: Sequence[Job], step: Step, ctx: Context) -> bool:
+    def stackable(self, backend: InProcess, kind: Any, group: list[Job], step: Step, ctx: Context) -> bool:
         """Tell whether a group is to be stacked: a stack of one gives the numbers of a larger one."""
-        party = group[0].party
-        assert party is not None
-        for module in party.models.values():  # a side model may be none
-            if module not in self.seen:
-                self.seen[module] = is_perceptron(module)
-            if not self.seen[module]:
-                return False
-        return self.possible(backend, kind, list(group), step, ctx)
+        return self.possible(backend, kind, group, step, ctx)

@@ -336,6 +336,8 @@ def obstacle(backend: InProcess, group: list[Job], step: Step, ctx: Context, exa
     try:
         tensors = {m: {n: torch.stack([_states(j)[m][n] for j in jobs]) for n in states[m]} for m in states}
         program = make_program(backend, jobs, tensors, step, ctx, 0)
+        if exact and not isinstance(program, CutProgram) and not all(map(is_perceptron, program.modules.values())):
+            return "numbers of convolutions would depend on who shares the stack"
         if not all(any(parts.values()) for parts in program.moved):
             return "it names parts of networks that they do not have, or that are frozen"  # alone it is told which
         if any(program.frozen.values()) and not all(program.used):

@@ -7,17 +7,13 @@ that calls the whole network, or its features and its head, on the batch can be 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad_and_value, vmap
 
-from polyfed.core.method import Method
-from polyfed.core.stage import Batch, Sums, split_loss
-from polyfed.core.task import CLASSIFICATION
+from polyfed.core.stage import Sums
+from polyfed.engines.cut import CutProgram, NotCut
 from polyfed.engines.stack import Program
 from polyfed.engines.stackdata import StackedBatch
 from polyfed.engines.steps import Selection, Sgd
@@ -25,11 +21,28 @@ from polyfed.models.mlp import MLP
 from polyfed.models.project import Projected
 from polyfed.models.width import Scaler
 
+EXACT = (  # layers whose stacks give every client the numbers that it would have alone in one
+    nn.Linear,
+    nn.Flatten,
+    nn.Identity,
+    nn.Dropout,
+    nn.ReLU,
+    nn.LeakyReLU,
+    nn.ELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Tanh,
+    nn.Sigmoid,
+)
 relu_backward = torch.ops.aten.threshold_backward.default  # what torch's own gradient of a ReLU calls
 
 
-class NotCut(RuntimeError):
-    """A loss uses the network in a way that only the whole network can answer."""
+def is_perceptron(module: nn.Module) -> bool:
+    """Tell whether a network consists of linear layers and functions of single values."""
+    leaves = [part for part in module.modules() if not any(True for _ in part.children())]
+    weights = sum(parameter.numel() for parameter in module.parameters())
+    known = sum(p.numel() for part in leaves for p in part.parameters())  # a network may have parameters of its own
+    return weights == known and all(type(part) in EXACT or not any(True for _ in part.parameters()) for part in leaves)
 
 
 @dataclass(frozen=True)
@@ -82,12 +95,10 @@ def advance(tensor: Tensor, left: Tensor | None, right: Tensor, beta: float, alp
         (tensor if beta == 1.0 else tensor.mul_(beta)).add_(right, alpha=alpha)
 
 
-class DenseProgram(Program):
+class DenseProgram(CutProgram):
     """A program whose one network is a perceptron."""
 
     chain: list[Layer]
-    plain: bool  # the loss is the cross-entropy of the whole network
-    uses: dict[str, bool]
     lowest: int  # place in the chain of the first layer that moves
 
     @classmethod
@@ -99,34 +110,19 @@ class DenseProgram(Program):
         moved = dense.moved[0]["main"].keys()
         moving = [place for place, layer in enumerate(chain) if {layer.weight, layer.bias} & moved]
         dense.lowest = min(moving, default=0)
-        loss = program.updates[0].losses[0]
-        dense.plain = getattr(loss, "__func__", None) is Method.loss and program.ctx.task == CLASSIFICATION
-        dense.uses = {"features": False, "logits": True, "params": False}
-        if not dense.plain:
-            try:
-                dense._look()
-            except NotCut:
-                return None
-            if not dense.uses["logits"]:  # the head has no gradient: the optimizer must leave it alone
-                return None
+        try:
+            dense.look()
+        except NotCut:
+            return None
+        uses = dense.uses[0, 0]
+        if uses is not None and not uses.logits:  # the head has no gradient: the optimizer must leave it alone
+            return None
         return dense
 
-    def _look(self) -> None:
-        """Call the loss once for the first client to see which outputs it uses."""
-        selection = Selection([0], len(self.members))
-        positions = [torch.arange(min(2, len(self.members[0].data)))]
-        streams = [*self.draws, *self.changes]
-        before = [stream.get_state() for stream in streams]
-        x, y, columns = self.batch([0], positions)
-        for stream, state in zip(streams, before, strict=True):  # looking must not use up a client's draws
-            stream.set_state(state)
-        activations = self.forward({name: t[:1] for name, t in self.params["main"].items()}, x)
-        params = {name: tensor[0] for name, tensor in self.params["main"].items()}
-        aux = self.first_aux(self.chosen_aux(selection))
-        cut = Cut(x[0], activations[-2][0], activations[-1][0], params)
-        batch = Batch(x[0], y[0], {k: c[0] for k, c in columns.items()}, self.ctx.task)
-        self.updates[0].losses[0]({"main": cut}, batch, aux)
-        self.uses = cut.used
+    def outputs(self, params: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return features and logits, `[clients, batch, units]`."""
+        *_, features, logits = self.forward(params, x)
+        return features, logits
 
     def forward(self, params: dict[str, Tensor], x: Tensor) -> list[Tensor]:
         """Return the input of every layer and the output of the last, `[clients, batch, units]`."""
@@ -145,7 +141,8 @@ class DenseProgram(Program):
         selection, rate = batch.selection, batch.rate
         params = selection.take(self.params)["main"]
         activations = self.forward(params, batch.x)
-        values, sums, delta, of_features, of_params = self.loss_gradients(activations, params, batch)
+        found = self.loss_gradients(0, 0, activations[-2], activations[-1], params, batch)
+        delta = found.logits
         optimizer = self.optimizers[0]
         if not isinstance(optimizer, Sgd):
             optimizer.steps[selection.clients] += 1  # type: ignore[attr-defined]
@@ -155,16 +152,16 @@ class DenseProgram(Program):
             weight = params[layer.weight]
             before = torch.bmm(delta, weight) if place > self.lowest else None  # with the weights of this step
             if layer.weight in moved:
-                self.move(layer.weight, weight, delta.mT, inputs, selection, rate, of_params)
+                self.move(layer.weight, weight, delta.mT, inputs, selection, rate, found.params)
             if layer.bias is not None and layer.bias in moved:
-                self.move(layer.bias, params[layer.bias], None, delta.sum(1), selection, rate, of_params)
+                self.move(layer.bias, params[layer.bias], None, delta.sum(1), selection, rate, found.params)
             if before is None:
                 break
-            if place == len(self.chain) - 1 and of_features is not None:
-                before += of_features
+            if place == len(self.chain) - 1 and found.features is not None:
+                before += found.features
             delta = relu_backward(before, inputs, 0) if self.chain[place - 1].relu else before
         selection.put(self.params, {"main": params})
-        return values, sums
+        return found.values, found.sums
 
     def move(
         self,
@@ -202,74 +199,3 @@ class DenseProgram(Program):
             if direct is not None:
                 grad.add_(direct)
             optimizer.move(key, parameter, grad, selection, rate)
-
-    def loss_gradients(
-        self, activations: Sequence[Tensor], params: dict[str, Tensor], batch: StackedBatch
-    ) -> tuple[Tensor, Sums, Tensor, Tensor | None, dict[str, Tensor] | None]:
-        """Return the losses, their sums, and their gradients by outputs, features and (directly) parameters."""
-        logits = activations[-1]
-        if self.plain:
-            log_probabilities = torch.log_softmax(logits, 2)
-            target = batch.y.unsqueeze(2)
-            values = -log_probabilities.gather(2, target).squeeze(2).mean(1)
-            delta = log_probabilities.exp_().scatter_(2, target, -1.0, reduce="add")
-            return values, {}, delta.div_(logits.shape[1]), None, None
-        outputs = {"logits": logits}
-        if self.uses["features"]:
-            outputs["features"] = activations[-2]
-        used = params if self.uses["params"] else {}
-        function, task = self.updates[0].losses[0], self.ctx.task
-
-        def pure(outputs: Any, used: Any, features: Any, x: Any, y: Any, columns: Any, aux: Any) -> tuple[Tensor, Sums]:
-            cut = Cut(x, outputs.get("features", features), outputs["logits"], used)
-            return split_loss(function({"main": cut}, Batch(x, y, columns, task), aux))
-
-        wanted = (0, 1) if used else (0,)
-        taken = vmap(grad_and_value(pure, argnums=wanted, has_aux=True), in_dims=(0, 0, 0, 0, 0, 0, self.aux_dims))
-        inputs = (batch.x, batch.y, batch.columns, batch.aux)
-        grads, (values, sums) = taken(outputs, used, activations[-2], *inputs)
-        return values.detach(), sums, grads[0]["logits"], grads[0].get("features"), grads[1] if used else None
-
-
-class Cut:
-    """A network that already knows its answers for the batch."""
-
-    def __init__(self, x: Tensor, features: Tensor, logits: Tensor, params: dict[str, Tensor]) -> None:
-        self._x, self._features, self._logits, self._params = x, features, logits, params
-        self.used = {"features": False, "logits": False, "params": False}
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return the logits of the batch."""
-        self.used["logits"] = True
-        return self._logits if x is self._x else self._refuse()
-
-    def features(self, x: Tensor) -> Tensor:
-        """Return the features of the batch."""
-        self.used["features"] = True
-        return self._features if x is self._x else self._refuse()
-
-    def head(self, z: Tensor) -> Tensor:
-        """Return the logits of the batch's features."""
-        self.used["logits"] = True
-        return self._logits if z is self._features else self._refuse()
-
-    def parameters(self) -> dict[str, Tensor]:
-        """Return the parameters by name."""
-        self.used["params"] = True
-        return self._params
-
-    def still(self) -> Cut:
-        """Return the same network: it has no running statistics."""
-        return self
-
-    def eval(self) -> Cut:
-        """Return the same network: it predicts as it trains."""
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        """Refuse all else (its parts, its module, other tensors in it): only the outputs are known."""
-        return self._refuse()
-
-    @staticmethod
-    def _refuse() -> Tensor:
-        raise NotCut("the loss needs more of the network than its outputs")

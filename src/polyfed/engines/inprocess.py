@@ -41,7 +41,12 @@ class Engine(Protocol):
 
 
 def make_engine(
-    name: str, blueprints: Mapping[str, Blueprint], infos: Mapping[int, ClientInfo], batch_size: int, share: float
+    name: str,
+    blueprints: Mapping[str, Blueprint],
+    infos: Mapping[int, ClientInfo],
+    batch_size: int,
+    share: float,
+    input_shape: tuple[int, ...],
 ) -> Engine:
     """Return an engine by its name; `auto` looks at the clients, and how many of them take part in a round."""
     if name in ("sequential", "threads"):
@@ -56,7 +61,7 @@ def make_engine(
         from polyfed.engines.auto import Auto
 
         auto = Auto()
-        auto.choose(blueprints, infos, batch_size, share)
+        auto.choose(blueprints, infos, batch_size, share, input_shape)
         return auto
     raise InputError(f"engine is one of {', '.join(ENGINES)} or flower, not '{name}'.")
 
@@ -102,7 +107,7 @@ class InProcess:
         self.method = method
         self.infos = self.store.infos
         self.blueprints = self.store.blueprints
-        self.engine = make_engine(engine, self.blueprints, self.infos, batch_size, share)
+        self.engine = make_engine(engine, self.blueprints, self.infos, batch_size, share, tuple(test.x.shape[1:]))
         self.known = known  # stages of earlier runs on the same data: only whole clients on threads use them
         self.shared = {"test": test, "sample": sample if sample is not None else test}
         self.spent: dict[tuple[str, int], float] = {}  # seconds of a client's last work in a step
