@@ -4,7 +4,10 @@ No waiting for the disk either: nobody pulls the plug of a test, and what was wr
 the time of the tests was that. Tests about the order of writing put their own `fsync` in its place.
 """
 
+import functools
+import gc
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,49 @@ import torch
 
 torch.set_num_threads(1)
 os.fsync = lambda file: None
+PLAIN = re.compile(r"(mlp|cnn|resnet\d+)(:[\w,-]+)?(@[\d.]+)?")  # networks of our own whose names say all about them
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Tests and imports stay until the end: nobody need look through their half a million objects again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def made_once():
+    """Make once what thousands of tests ask for, and what is the same each time.
+
+    These are the parser of the command line (75 ms) and the description of a plain network, for which it is built,
+    checked and tried (15 ms). Nobody may change a description; if somebody does, tests of equal runs differ.
+    """
+    import typer.main
+    import typer.testing
+
+    import polyfed.build
+    from polyfed.core.shape import InputShape
+
+    parser, describe = functools.cache(typer.main.get_command), polyfed.build.make_blueprint
+    known = {}
+
+    def described(model, label, shape, *settings):
+        if not (isinstance(model, str) and PLAIN.fullmatch(model)):
+            return describe(model, label, shape, *settings)
+        key = model, label, repr(InputShape(shape).dump()), *settings, torch.get_default_dtype()
+        if key not in known:
+            known[key] = describe(model, label, shape, *settings)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", parser)
+        patch.setattr(typer.testing, "_get_command", parser)
+        patch.setattr(polyfed.build, "make_blueprint", described)
+        yield
 
 
 @pytest.fixture

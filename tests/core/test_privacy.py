@@ -23,7 +23,7 @@ from polyfed.methods.fedin import FedIN
 from polyfed.methods.fedproto import FedProto
 from polyfed.methods.heterofl import HeteroFL
 from polyfed.models import build
-from polyfed.testing.setting import synthetic
+from polyfed.testing.setting import synthetic, unequal
 from polyfed.testing.watch import same_lines, same_states, states
 
 dp = pytest.importorskip("dp_accounting")
@@ -349,8 +349,8 @@ def test_private_training_learns_the_task_at_hand(task):
 def test_noise_is_planned_for_all_that_a_method_learns_from_own_samples(method):
     """Nobody stops before the last round, and next to nothing of the budget is left."""
     training = Training(epochs=2, batch_size=8, lr=0.1)
-    private = Privacy(epsilon=8.0)
-    result = pf.run(method, synthetic(), ["mlp:1x8"], 2, training, privacy=private, feature_dim=8, progress=False)
+    private, data = Privacy(epsilon=8.0), unequal((18, 23), None, public=True)
+    result = pf.run(method, data, ["mlp:1x8"], 2, training, privacy=private, feature_dim=8, progress=False)
     assert not [line["missing"] for line in result.history if "missing" in line]
     assert 7.9 < min(result.privacy()["epsilon"].values()) <= max(result.privacy()["epsilon"].values()) <= 8.0
 

@@ -62,7 +62,7 @@ def list_data(as_json: Json = False) -> None:
         print_json(rows)
         return
     print_rows(rows, ("name", "kind", "classes", "rows", "groups", "found"))
-    say(Console(), "polyfed data --json has also their licenses, and where the Hugging Face Hub has them.")
+    say(Console(), "With --json also their licenses, and where the Hugging Face Hub has them.")
 
 
 def doctor(

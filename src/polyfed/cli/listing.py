@@ -62,7 +62,7 @@ def print_rows(rows: Sequence[dict[str, Any]], columns: Sequence[str] | None = N
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0))
     headings = columns or list(rows[0])
     for heading in headings:
-        table.add_column(heading, overflow="fold")  # how to write a model is never cut off
+        table.add_column(heading, overflow="fold", no_wrap=heading == "example")  # how to write a model is copied whole
     for row in rows:
         cells = (row[heading] for heading in headings)
         table.add_row(*(Text("" if cell is None else str(cell)) for cell in cells))  # None: nobody knows

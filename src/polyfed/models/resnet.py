@@ -84,7 +84,7 @@ def read_options(
 
 @register(
     "resnet",
-    example="resnet:1-2,w16,stem=pool,stem_width=8",
+    example="resnet:1-2,w16",
     summary="ResNet, basic blocks, any number in any number of stages",
     options={"<blocks>-<blocks>...": "blocks of each stage; must be given", **OPTIONS, **PRE},
 )
