@@ -56,7 +56,16 @@ def weights_of(model: str) -> tuple[str, Path | None]:
 
 def in_zoo(model: ModelSpec) -> bool:
     """Tell whether a model is a name that means the same on every machine: no file's weights, nobody's own code."""
-    return isinstance(model, str) and weights_of(model)[1] is None and not is_own(model)
+    return isinstance(model, str) and weights_of(model)[1] is None and not is_own(model) and not fetches(model)
+
+
+def fetches(model: str) -> bool:
+    """Tell whether a model string takes a network from a folder or the Hub: what is there, each machine decides."""
+    family, _, name = model.strip().partition(":")
+    name, *options = name.split(",")
+    return (family == "timm" and (":" in name or "/" in name or "pretrained" in options)) or (
+        family == "hf" and ("/" in name or Path(name).is_dir())
+    )
 
 
 def is_own(model: str) -> bool:

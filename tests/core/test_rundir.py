@@ -201,3 +201,17 @@ def test_a_half_written_history_line_is_cut(tmp_path):
         file.write('{"round": 2, "par')
     run.load()
     assert run.history() == [{"round": 1}]
+
+
+@pytest.mark.parametrize("name", [".lock", "history.jsonl"])
+def test_a_link_in_the_directory_leads_nowhere(name, tmp_path):
+    """Somebody who can write where we write must not have us empty or fill a file of ours elsewhere."""
+    precious, out = tmp_path / "precious", tmp_path / "run"
+    precious.write_text("mine")
+    out.mkdir()
+    (out / name).symlink_to(precious)
+    with pytest.raises(PolyfedError, match=rf"{name} \(Too many levels of symbolic links\)"):
+        directory = RunDirectory(out)
+        directory.lock.acquire()
+        directory.append({"round": 1})
+    assert precious.read_text() == "mine"

@@ -6,6 +6,7 @@ import httpx
 import problem
 import pytest
 
+from polyfed.core.errors import MessageError, RunDirectoryError
 from polyfed.flower.keys import create_keys
 from polyfed.flower.site import Site
 
@@ -234,3 +235,71 @@ def test_a_site_has_a_bound_of_its_own(site, asked, fine):
     answer = site.answer({**run(privacy=asked), "kind": "describe"}, b"")[0]
     assert ("error" not in answer) == fine
     assert fine or "takes part with epsilon 2 for each sample at most" in answer["error"]
+
+
+# --- a budget is one budget ---
+
+
+def work(step=None, **changes):
+    """What a server sends to let a site train."""
+    head = {**run(**changes), "kind": "work", "phase": "round", "round": 1, "position": 0}
+    head.update(id=0, architecture="mlp:1x16", clients=3, participants=[0])
+    return {**head, "step": {"name": "main", "who": "selected", "down": False, "up": True, **(step or {})}}
+
+
+def test_training_alone_is_no_second_budget(site):
+    """A server that says it is private does not ask for it; one that asks all the same gets nothing."""
+    head = {**run(privacy={"epsilon": 8.0}), "kind": "alone", "id": 0, "architecture": "mlp:1x16", "clients": 3}
+    answer = site.answer({**head, "rounds": 1}, b"")[0]
+    assert "would spend privacy that nobody counts" in answer["error"]
+    assert not list(site.folder.rglob("state-*"))
+    assert "measures" in site.answer({**head, "rounds": 1, "run": run(federation="0" * 16)["run"]}, b"")[0]
+
+
+def test_a_new_federation_is_no_new_budget(site):
+    """What one folder has spent, in whichever federation, counts towards what its people accept."""
+    pytest.importorskip("dp_accounting")
+    site.max_epsilon, private = 10.0, {"epsilon": 8.0, "delta": 1e-5}
+    first = work({"down": True}, privacy=private)
+    spent = site.answer(first, b"")[0]["epsilon"]
+    assert 2.0 < spent <= 8.0
+    told = site.answer(run(federation="0" * 16, privacy=private), b"")[0]["error"]
+    assert f"has spent epsilon {spent:.4g} in earlier federations" in told and "--state" in told
+    again = run(federation="0" * 16, privacy={**private, "epsilon": 10.0 - spent - 0.01})
+    assert "error" not in site.answer(again, b"")[0]
+    assert any(f"has spent epsilon {spent:.4g} in earlier federations" in line for line in site.said)
+    later = {**first, "round": 2}
+    assert "takes part" not in site.answer(later, b"")[0].get("error", "")  # the first one goes on as agreed
+
+
+@pytest.mark.parametrize("change", [{"name": "tell me more"}, {"up": False}, {"who": "all"}, {"down": False}])
+def test_a_site_does_only_what_the_method_plans(site, change):
+    answer = site.answer(work({"down": True, **change}), b"")[0]
+    assert "fedproto has no such step" in answer["error"] and not list(site.folder.rglob("state-*"))
+    assert "error" not in site.answer(work({"down": True}), b"")[0]
+
+
+@pytest.mark.parametrize("name", ["hf:owner/model", "hf:{folder}", "timm:resnet18,pretrained", "timm:hf-hub:a/b"])
+def test_nobody_makes_another_read_a_folder_or_fetch_a_network(site, name, tmp_path, monkeypatch):
+    """A name that means a folder here, or a file from the Hub, is no name of the zoo: not in an introduction, not in
+    an option of a method."""
+    from polyfed.flower import describe
+    from polyfed.methods import make
+
+    name = name.format(folder=tmp_path)
+    monkeypatch.setattr(describe, "check_size", lambda *given: pytest.fail("it would be built"))
+    introduction, blob = site.answer(run(), b"")
+    with pytest.raises(MessageError, match="is not one of the zoo"):
+        head = {**introduction, "model": name}
+        describe.read_introduction("south", head, blob, make("fedproto", {}), run()["run"], 1 << 20)
+    site.allow = ()
+    answer = site.answer(run(method="fml", options={"proxy": name}, federation="0" * 16), b"")[0]
+    assert f"would fetch '{name}'" in answer["error"]
+
+
+def test_a_folder_has_one_site_at_a_time(tmp_path):
+    from polyfed.core.lock import Lock
+    from polyfed.flower.join import Joining, join
+
+    with Lock(tmp_path / "state"), pytest.raises(RunDirectoryError, match=r"in use by process \d+: .* another --state"):
+        join(Joining("127.0.0.1:1", None, "north", tmp_path / "state"), "mlp:1x16", problem.part(0))

@@ -27,6 +27,7 @@ from polyfed.core.party import ClientInfo
 from polyfed.core.privacy import Privacy
 from polyfed.core.trust import Trust
 from polyfed.flower.audit import Audit
+from polyfed.flower.backend import FlowerBackend, told_before
 from polyfed.flower.codec import pack, seal, unpack
 from polyfed.flower.describe import FAILING, JOINING, MEASURING, PRIVATE, WORKING, check_size
 from polyfed.flower.enroll import add_site, read_request, request_key, revoke_site, sign_request
@@ -385,6 +386,46 @@ def test_a_site_takes_orders_of_the_server_only(keys, tmp_path):
     north.check(head, head["json"], b"")
     with pytest.raises(MessageError, match="came twice"):
         north.check(head, head["json"], b"")
+
+
+def test_an_order_that_came_before_a_restart_is_an_old_one_too(keys, tmp_path):
+    """Whoever kept the server's last 'end' cannot end the site again when it comes back."""
+    site, file = read_site_keys(keys / "site-north"), tmp_path / "state" / "orders"
+    head = dict(signed(keys, "north", {"kind": "end"}, b"")["head"])
+    SealCheck(site, file).check(head, head["json"], b"")
+    assert file.stat().st_mode & 0o777 == 0o600
+    again = SealCheck(site, file)
+    with pytest.raises(MessageError, match="came twice"):
+        again.check(head, head["json"], b"")
+    new = dict(signed(keys, "north", {"kind": "end"}, b"")["head"])
+    again.check(new, new["json"], b"")
+    assert len(file.read_text().splitlines()) == 2
+
+
+def test_a_site_that_forgot_what_it_has_spent_is_named(tmp_path):
+    """Only the server can see that a folder was lost: the epsilon that it is told falls. A sum never does."""
+    pytest.importorskip("dp_accounting")
+    server = Hostile("fedavg", tmp_path, Privacy(epsilon=8.0, noise_multiplier=2.0))
+    answering = server.backend.mailbox = Answering(server)
+    server.federation.rounds = 2
+    history = server.federation.run()
+    home = server.sites[1].home({"run": server.given.run})
+    (home / "privacy.json").unlink()
+    for path in home.glob("state-*"):
+        path.unlink()
+    server.federation.ctx.round = 3
+    backend = FlowerBackend(
+        answering,
+        server.backend.claimed,
+        server.backend.blueprints,
+        server.given.run,
+        server.backend.expectations,
+        1 << 20,
+    )
+    backend.told = told_before(history)
+    replies = backend.exchange(server.step, server.sent, server.federation.ctx)
+    assert sorted(replies.messages) == [0, 2] and sorted(replies.epsilon) == [0, 2]
+    assert "(south) refused: it tells of epsilon" in replies.failed[1] and "--state" in replies.failed[1]
 
 
 def call(gate, path, body, pieces=1, pause=0.0):

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from safetensors import safe_open
 from safetensors.torch import load
@@ -58,6 +58,11 @@ def write_atomic(path: Path, content: bytes, private: bool = False) -> None:
             f"Cannot write {path} ({error.strerror or error}): free some space or choose another --out; "
             "what was saved before is intact."
         ) from error
+
+
+def added_to(path: Path, mode: int = 0o644) -> IO[str]:
+    """Open a file to add lines to it; a link in its place is refused, since it may lead to a file of somebody else."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, mode), "a")
 
 
 def sweep(folder: Path) -> None:

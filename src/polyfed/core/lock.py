@@ -15,8 +15,9 @@ NAME = ".lock"
 class Lock:
     """Held from `acquire` to `release`, or until the process ends however it ends."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, option: str = "--out") -> None:
         self.path = directory / NAME
+        self.option = option  # that names the directory
         self.descriptor: int | None = None
 
     def acquire(self) -> Lock:
@@ -30,16 +31,19 @@ class Lock:
         while self.descriptor is None:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+                descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
             except OSError as error:
-                raise PolyfedError(f"Cannot write {self.path} ({error.strerror}): choose another --out.") from error
+                raise PolyfedError(
+                    f"Cannot write {self.path} ({error.strerror}): choose another {self.option}."
+                ) from error
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 holder = os.read(descriptor, 32).decode(errors="replace").strip() or "another one"
                 os.close(descriptor)
                 raise RunDirectoryError(
-                    f"{self.path.parent} is in use by process {holder}: wait until it ends, or choose another --out."
+                    f"{self.path.parent} is in use by process {holder}: wait until it ends, or choose another "
+                    f"{self.option}."
                 ) from None
             if self._is_current(descriptor):
                 self.descriptor = descriptor

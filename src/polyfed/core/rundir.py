@@ -14,6 +14,7 @@ from typing import Any
 
 from polyfed.core.checkpoint import (
     Tree,
+    added_to,
     digest,
     pack_tree,
     parse_json,
@@ -109,7 +110,7 @@ class RunDirectory:
     def append(self, line: Mapping[str, Any]) -> None:
         """Add a line to the history and flush it."""
         try:
-            with open(self.path / "history.jsonl", "a") as file:
+            with added_to(self.path / "history.jsonl") as file:
                 file.write(json.dumps(line, sort_keys=True) + "\n")
         except OSError as error:
             raise PolyfedError(f"Cannot write {self.path / 'history.jsonl'} ({error.strerror}).") from error

@@ -18,6 +18,7 @@ from polyfed.core.summary import summarize
 from polyfed.flower.backend import read_measure
 from polyfed.flower.codec import Body, Head
 from polyfed.flower.mailbox import Mailbox
+from polyfed.flower.whatleaves import privacy_of
 from polyfed.methods.local import Local
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ def train_alone(site: Site, head: Head) -> Head:
 
     The states are kept as those of a federation of their own, so that a site that is killed goes on where it was.
     """
+    if privacy_of(head["run"]).on:
+        raise MessageError("Message from the server refused: to train alone would spend privacy that nobody counts.")
     rounds, start = int(head["rounds"]), time.monotonic()
     own = hashlib.sha256(f"alone in {site.home(head).name}".encode()).hexdigest()[:16]
     run = {**head["run"], "federation": own, "method": Local.name, "options": {}, "rounds": rounds}

@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from polyfed.core.checkpoint import added_to
 from polyfed.core.errors import PolyfedError
 
 FILE = "audit.jsonl"
@@ -38,7 +39,7 @@ class Audit:
         if self.path is None:
             return
         try:
-            with open(self.path, "a") as file:
+            with added_to(self.path) as file:
                 file.write(json.dumps(entry, sort_keys=True) + "\n")
         except OSError as error:
             raise PolyfedError(f"Cannot write {self.path} ({error.strerror}).") from error

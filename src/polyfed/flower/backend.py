@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from polyfed.core.federation import Federation
 from polyfed.core.message import Message
 from polyfed.core.method import Replies, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context
+from polyfed.core.runstate import Line
 from polyfed.core.task import Regression
 from polyfed.flower import plain
 from polyfed.flower.codec import Head
@@ -54,6 +55,7 @@ class FlowerBackend:
         self.max_bytes = max_bytes
         self.moment: tuple[str, int, int] = ("", -1, 0)  # phase, round, exchanges so far in it
         self.measured: tuple[Any, dict[int, Head]] = (None, {})  # when, and what the sites answered then
+        self.told: dict[int, float] = {}  # client -> the epsilon that it has told last
 
     # --- the interface of core/backend.py ---
 
@@ -71,7 +73,7 @@ class FlowerBackend:
             replies.losses[client] = _number(head, "loss", info, _largest_loss(ctx))
             replies.seconds[client] = _number(head, "seconds", info)
             if "epsilon" in head:
-                replies.epsilon[client] = _number(head, "epsilon", info)
+                replies.epsilon[client] = self.told[client] = self._epsilon(head, info)
             return message
 
         questions = {
@@ -112,6 +114,16 @@ class FlowerBackend:
 
     # --- messages ---
 
+    def _epsilon(self, head: Head, info: ClientInfo) -> float:
+        """Return what a site has spent; that never falls, unless the site has lost the folder in which it counts."""
+        epsilon, before = _number(head, "epsilon", info), self.told.get(info.id, 0.0)
+        if epsilon < before:
+            raise MessageError(
+                f"Message from {info} refused: it tells of epsilon {epsilon:.4g} after {before:.4g}, so it does not "
+                "know any more what it has spent: bring back the folder of its --state."
+            )
+        return epsilon
+
     def _head(self, kind: str, client: int, ctx: Context, position: int) -> Head:
         return {
             "kind": kind,
@@ -144,6 +156,7 @@ class FlowerBackend:
 class LiveFederation(Federation):
     """A federation whose replies come from outside: one that cannot be fused is left out, and the others count."""
 
+    backend: FlowerBackend
     sites = 0  # how many there could be: a federation may begin without some
 
     def _summary(self, measures: Mapping[int, Measure]) -> dict[str, Any]:
@@ -157,6 +170,7 @@ class LiveFederation(Federation):
         found = super().restore()
         if (path := self._ledger()) is not None and path.is_file():
             self.server.memory[KEPT] = read_json(path, sealed=True)
+        self.backend.told = told_before(self.history)
         return found
 
     def _ledger(self) -> Path | None:
@@ -224,6 +238,12 @@ class LiveFederation(Federation):
         self.server.state, self.server.memory = state, memory
         for name, values in models.items():
             self.server.models[name].load_state_dict(values)
+
+
+def told_before(history: Sequence[Line]) -> dict[int, float]:
+    """Return what each site has told last of the epsilon that it has spent."""
+    lines = [line["privacy"] for line in history if line.get("privacy", {}).get("unit") == "sample"]
+    return {int(client): float(epsilon) for line in lines for client, epsilon in line["epsilon"].items()}
 
 
 def _majority_first(replies: Mapping[int, Message]) -> list[int]:

@@ -11,6 +11,7 @@ import httpx
 
 from polyfed.build import other_starts
 from polyfed.core.errors import InputError, MessageError, PolyfedError
+from polyfed.core.lock import Lock
 from polyfed.flower.child import LinkError, last_line
 from polyfed.flower.codec import Body, pack, unpack
 from polyfed.flower.keys import SiteKeys, check_names, read_site_keys
@@ -53,7 +54,8 @@ class Joining:
     audit
         Whether to ask for the server's audit; it is kept with the state.
     max_epsilon
-        The largest epsilon, for each sample, with which this site takes part; None: what the server asks for.
+        The largest epsilon, for each sample, with which this site takes part, over all federations that `state` knows
+        of; None: what the server asks for.
     """
 
     server: str
@@ -90,6 +92,19 @@ def join(
         When something went wrong at the server.
     """
     keys = check_joining(joining)
+    with Lock(joining.state, "--state"):
+        return _join(joining, keys, model, data, allow, max_bytes, say)
+
+
+def _join(
+    joining: Joining,
+    keys: SiteKeys | None,
+    model: ModelSpec,
+    data: SiteData,
+    allow: Sequence[str],
+    max_bytes: int,
+    say: Callable[[str], None],
+) -> int:
     site = Site(keys.name if keys else joining.name, model, data, joining.state, allow, max_bytes, say)
     site.audit, site.max_epsilon = joining.audit, joining.max_epsilon
     link = SiteLink(joining.server, keys, joining.state / "flower")
@@ -120,7 +135,7 @@ class Attendance:
         self.lost_since: float | None = None
         self.sent = 0
         self.connected = False
-        self.seal = SealCheck(link.keys) if link.keys else None
+        self.seal = SealCheck(link.keys, joining.state / "orders") if link.keys else None
 
     def run(self) -> int:
         """Answer messages until the federation ends."""

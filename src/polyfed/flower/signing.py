@@ -6,6 +6,7 @@ import datetime
 import hashlib
 import secrets
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from cryptography import x509
@@ -14,6 +15,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from polyfed.core.checkpoint import added_to
 from polyfed.core.errors import MessageError
 from polyfed.flower.keys import ServerKeys, SiteKeys, load_server_key
 
@@ -36,13 +38,17 @@ class Seal:
 
 
 class SealCheck:
-    """Checks at a site that a message is the server's, for this site, and new."""
+    """Checks at a site that a message is the server's, for this site, and new.
 
-    def __init__(self, keys: SiteKeys) -> None:
+    Its number is kept in a file (None: in memory only), so that it is an old one after a restart, too.
+    """
+
+    def __init__(self, keys: SiteKeys, file: Path | None = None) -> None:
         self.name = keys.name
+        self.file = file
         self.authority = x509.load_pem_x509_certificate(keys.authority.read_bytes())
         self.known: dict[bytes, ec.EllipticCurvePublicKey] = {}
-        self.seen: set[str] = set()
+        self.seen = set(file.read_text(errors="replace").split()) if file is not None and file.is_file() else set()
 
     def check(self, found: Mapping[str, Any], text: str, blob: bytes) -> None:
         """Refuse a message that the server did not write for this site.
@@ -63,6 +69,10 @@ class SealCheck:
         if number in self.seen:
             raise MessageError(f"A message of the server that came twice was ignored at site {self.name}.")
         self.seen.add(number)
+        if self.file is not None:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with added_to(self.file, 0o600) as lines:
+                lines.write(f"{number}\n")
 
     def _key(self, certificate: bytes) -> ec.EllipticCurvePublicKey:
         if certificate not in self.known:

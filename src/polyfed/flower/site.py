@@ -38,7 +38,7 @@ from polyfed.flower.sitedata import SiteData, described
 from polyfed.flower.sitefolder import SERVER, SiteFolder, Tag, tag_of
 from polyfed.flower.whatleaves import privacy_of, what_leaves
 from polyfed.methods.local import Local
-from polyfed.specs import ModelSpec, label_of
+from polyfed.specs import ModelSpec, fetches, label_of
 from polyfed.trained import model_file, name_of
 
 LAST = 1 << 30
@@ -130,6 +130,14 @@ class Site(SiteFolder):
         method, run = self.method(head), head["run"]
         privacy = privacy_of(run)
         enough = privacy.on and privacy.epsilon is not None and privacy.delta * len(self.data.train) <= 1
+        if self.max_epsilon is not None and enough:
+            before = self.spent_elsewhere(head, privacy.delta)
+            if before and before + (privacy.epsilon or 0) > self.max_epsilon:  # epsilons add up
+                raise InputError(
+                    f"Site {self.name} has spent epsilon {before:.4g} in earlier federations, and takes part with "
+                    f"{self.max_epsilon:g} in all (--max-epsilon), but the server asks for {privacy.epsilon:g} more: "
+                    "ask for less, or, with other samples, use another --state."
+                )
         if self.max_epsilon is not None and not (enough and (privacy.epsilon or 0) <= self.max_epsilon):
             raise InputError(
                 f"Site {self.name} takes part with epsilon {self.max_epsilon:g} for each sample at most, and a delta "
@@ -153,8 +161,8 @@ class Site(SiteFolder):
         start = time.perf_counter()
         tag = tag_of(head)
         method = self.method(head)
+        step = self.step(method, head)
         party, ctx = self.open(method, head, before=tag)
-        step = Step(**{key: head["step"][key] for key in ("name", "who", "down", "up")})
         with ctx.own_draws(f"own/{step.name}", party):
             self.take(method, party, self.read(body), step, ctx)
             reply, loss = drive(method, party, step, ctx)
@@ -168,6 +176,14 @@ class Site(SiteFolder):
         if ctx.privacy.on:  # the loss is one of samples, without noise
             told |= {"loss": 0.0, "epsilon": party.memory.get(LEDGER, {}).get("epsilon", 0.0)}
         return told, answer
+
+    def step(self, method: Method, head: Head) -> Step:
+        """Return the step that a message asks for: one of the method's own, whose replies were announced."""
+        plan, asked = method.plan(), head["step"]
+        for step in (*plan.before, *plan.round, *plan.after):
+            if all(asked[key] == getattr(step, key) for key in ("name", "who", "down", "up")):
+                return step
+        raise MessageError(f"Message from {SERVER} refused: {method.name} has no such step as {str(asked)[:200]}.")
 
     def measure(self, head: Head, body: Body) -> tuple[Head, bytes]:
         """Measure this site's model as it would be after receiving the message, and write that model for the people.
@@ -219,6 +235,11 @@ class Site(SiteFolder):
         if name not in methods.registry() and name not in self.allow:
             # A name with a colon would import code here: only the site itself may ask for that.
             raise InputError(f"Site {self.name} does not know the method '{name[:60]}'.")
+        fetched = next((value for value in options.values() if isinstance(value, str) and fetches(value)), None)
+        if fetched is not None:
+            raise InputError(
+                f"Site {self.name} would fetch '{fetched[:100]}' for {name}: the server may name no such network."
+            )
         return methods.make(name, options)
 
     def network(self, method: Method, run: Mapping[str, Any]) -> tuple[Blueprint, nn.Module]:
@@ -312,6 +333,9 @@ class Site(SiteFolder):
             self.told.add(run["federation"])
             for line in what_leaves(self.model, self.data, method, blueprint, run):
                 self.say(line)
+            privacy = privacy_of(run)
+            if privacy.on and (before := self.spent_elsewhere({"run": run}, privacy.delta)):
+                self.say(f"This site has spent epsilon {before:.4g} in earlier federations: epsilons add up.")
 
     def last_words(self) -> list[str]:
         """Return what the people here have from it: what was gained, and their model."""

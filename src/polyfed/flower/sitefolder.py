@@ -7,16 +7,15 @@ its checkpoint, finds the right earlier one.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from polyfed.core.checkpoint import pack_tree, read_json, read_tree, sweep, write_atomic, write_json
+from polyfed.core.checkpoint import added_to, pack_tree, read_json, read_tree, sweep, write_atomic, write_json
 from polyfed.core.errors import MessageError
 from polyfed.core.party import Party
-from polyfed.core.privacy import LEDGER
+from polyfed.core.privacy import LEDGER, Spent, added, epsilon_of, spent_of
 from polyfed.flower.codec import Head
 
 PHASES = ("before", "round", "after")
@@ -94,6 +93,15 @@ class SiteFolder:
         """
         return self.home(head) / "privacy.json"
 
+    def spent_elsewhere(self, head: Head, delta: float) -> float:
+        """Return the epsilon that this site has spent in other federations, of which its folder knows."""
+        others = [path for path in sorted(self.folder.glob("*/privacy.json")) if path != self.ledger(head)]
+        spent: Spent = []
+        for path in others:
+            for item in spent_of({LEDGER: read_json(path, sealed=True)}):
+                spent = added(spent, *item)
+        return epsilon_of(spent, delta)
+
     def keep_ledger(self, head: Head, party: Party) -> None:
         """Write down what is spent."""
         if LEDGER in party.memory and self.secure:
@@ -120,9 +128,7 @@ class SiteFolder:
         if not self.audit or not isinstance(entries, list):
             return
         self.home(head).mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = self.home(head) / "audit.jsonl"
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        with os.fdopen(descriptor, "w") as file:
+        with added_to(self.home(head) / "audit.jsonl", 0o600) as file:
             file.write("".join(json.dumps(entry, sort_keys=True) + "\n" for entry in entries))
 
 
