@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from polyfed.cli.commands import app
 from polyfed.cli.reproduce import parse_budget
 from polyfed.core.errors import InputError
-from polyfed.reproduce.cost import Speed, cost_of, guess, operations, seconds_of
+from polyfed.reproduce.cost import AGAIN, USUAL, Speed, cost_of, guess, operations, seconds_of
 from polyfed.reproduce.entries import Entry, home, read_entries, read_entry
 from polyfed.reproduce.figures import cka
 from polyfed.reproduce.pages import FOLDER, pages, shown_scale, verdicts
@@ -266,6 +266,22 @@ def test_costs_are_counted_from_the_networks(place):
     run(place)
     after = cost_of(entry, "mini", place, guess(speed))
     assert before.missing == before.minutes and after.missing < before.missing + 1e-9
+
+
+def test_perceptrons_are_stacked_and_trained_once():
+    """By hand: 4 clients, 64 images in all, 2 epochs of batches of 16 are 8 steps, or 2 of a stack."""
+    speed = Speed(1.0, 1.0, 1e30)  # only the overhead counts
+    values = {"data": "digits", "limit": [64, 1], "clients": 4, "partition": "iid", "models": ["mlp:1x8"], "rounds": 1,
+              "epochs": 2, "batch_size": 16, "seeds": 5, "compare": ["ams", "full"],
+              "methods": {"full": {"method": "ams", "top_k": "all"}}}  # fmt: skip
+    entry = Entry("ams", "table9", values, {"title": "t", "mini": {}, "cases": {"all": {}}})
+    made = entry.experiment("mini", entry.cases()[0])
+    stacked = seconds_of(made.config("ams"), speed)
+    assert stacked == pytest.approx(USUAL * 2)
+    threads = replace(made.base, execution=replace(made.base.execution, engine="threads"))
+    assert seconds_of(replace(made, base=threads).config("ams"), speed) == pytest.approx(USUAL * 8)
+    found = cost_of(entry, "mini", Path("nowhere"), guess(speed))
+    assert found.minutes == round(5 * stacked * (1 + AGAIN) / 60, 1)
 
 
 @pytest.mark.long
