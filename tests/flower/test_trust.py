@@ -693,3 +693,33 @@ def test_a_silent_server_keeps_its_task():
     finally:
         for module, value in zip(modules, usual, strict=True):
             module.HEARTBEAT_DEFAULT_INTERVAL = value
+
+
+def test_clocks_may_differ_by_minutes():
+    """Flower let nobody in whose clock was six seconds ahead."""
+    from flwr.superlink.routers.fleet import node_auth
+
+    from polyfed.flower.gate import CLOCKS
+    from polyfed.flower.superlink import allow_clocks
+
+    usual = node_auth.SYSTEM_TIME_TOLERANCE  # Flower still reads it from here
+    try:
+        allow_clocks()
+        assert usual < node_auth.SYSTEM_TIME_TOLERANCE == CLOCKS == 300
+        assert "SYSTEM_TIME_TOLERANCE" in node_auth.authenticate_node.__code__.co_names
+    finally:
+        node_auth.SYSTEM_TIME_TOLERANCE = usual
+
+
+@pytest.mark.parametrize(
+    ("off", "words"),
+    [(0, None), (290, None), (-290, None), (400, "400 seconds ahead of"), (-400, "400 seconds behind")],
+)
+def test_a_clock_that_is_too_far_off_is_said(off, words):
+    from email.utils import formatdate
+
+    from polyfed.flower.reach import wrong_clock
+
+    theirs = 1_000_000_000
+    assert wrong_clock(formatdate(theirs, usegmt=True), theirs + off, theirs + off) == words
+    assert wrong_clock("", theirs, theirs) is None and wrong_clock("yesterday", theirs, theirs) is None

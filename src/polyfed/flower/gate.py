@@ -19,6 +19,7 @@ PIECE = 5 << 20  # bytes: Flower cuts arrays into pieces of this size
 OVERHEAD = 64 << 10  # bytes: of a request beside its piece
 SECONDS = 60.0  # until a request must be here as a whole
 CALLS, WINDOW = 2000, 10.0  # so many calls of a site in so many seconds; a message of 1 GB takes 200
+CLOCKS = 300  # seconds by which the clocks of a site and the server may differ
 SERVER = 1  # Flower's number of the server's node
 SECRET_HEADER = b"x-polyfed-secret"
 MARK = "x-polyfed"  # a header by which a site knows that it has found a server of ours

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from polyfed.flower.child import LinkError, last_line
 from polyfed.flower.codec import Body, pack, unpack
 from polyfed.flower.keys import SiteKeys, check_names, read_site_keys
 from polyfed.flower.link import MessageLost, SiteLink
-from polyfed.flower.reach import ADVICE, wait_for_server
+from polyfed.flower.reach import ADVICE, look, wait_for_server
 from polyfed.flower.signing import SealCheck
 from polyfed.flower.site import Site
 from polyfed.flower.sitedata import SiteData, described
@@ -238,6 +239,9 @@ class Attendance:
             self.say("The connection was lost; connecting again.")
             return
         now = time.monotonic()
+        if self.refused_since is None:
+            with suppress(httpx.HTTPError):
+                look(self.joining.server, self.link.keys)  # ours, but not with our clock, for instance
         self.refused_since = self.refused_since or now
         left = REFUSED - (now - self.refused_since)
         refused = "Failed to initialize the connection" in words

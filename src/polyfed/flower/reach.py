@@ -7,11 +7,12 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
+from email.utils import parsedate_to_datetime
 
 import httpx
 
 from polyfed.flower.child import Address, LinkError
-from polyfed.flower.gate import MARK
+from polyfed.flower.gate import CLOCKS, MARK
 from polyfed.flower.keys import SiteKeys
 
 PATIENCE = 5.0  # seconds for one answer
@@ -66,13 +67,30 @@ def look(server: str, keys: SiteKeys | None) -> str | None:
         When what is there is not the server that our keys belong to.
     """
     verify = ssl.create_default_context(cafile=keys.authority) if keys else False
+    before = time.time()
     try:
         response = httpx.get(f"{'https' if keys else 'http'}://{server}/", verify=verify, timeout=PATIENCE)
     except httpx.HTTPError as error:
         return _words(server, error)
-    return (
-        None if MARK in response.headers else f"something else answers there, with HTTP status {response.status_code}"
-    )
+    if MARK not in response.headers:
+        return f"something else answers there, with HTTP status {response.status_code}"
+    if keys is not None and (wrong := wrong_clock(response.headers.get("date", ""), before, time.time())):
+        raise LinkError(
+            f"The clock of this machine is {wrong} that of {server}, and calls are signed with their time: set both "
+            f"right (at most {CLOCKS} seconds apart), then join again."
+        )
+    return None
+
+
+def wrong_clock(told: str, before: float, after: float) -> str | None:
+    """Return how far our clock is off, by what the server's said in between (to the second), if that is too far."""
+    try:
+        theirs = parsedate_to_datetime(told).timestamp()
+    except ValueError:
+        return None  # it does not say
+    if before - (theirs + 1) > CLOCKS:
+        return f"{before - theirs:.0f} seconds ahead of"
+    return f"{theirs - after:.0f} seconds behind" if theirs - after > CLOCKS else None
 
 
 def _words(server: str, error: httpx.HTTPError) -> str:

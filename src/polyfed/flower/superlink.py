@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-from polyfed.flower.gate import Gate
+from polyfed.flower.gate import CLOCKS, Gate
 from polyfed.flower.watch import die_with_parent, keep_imports
 
 PATIENCE = 7 * 24 * 3600  # seconds that the server's process may be silent
@@ -35,6 +35,7 @@ def main() -> None:
     earlier = extensions.get_middleware
     extensions.get_middleware = lambda: (Middleware(Gate, secret=secret, max_bytes=own.max_bytes), *earlier())
     be_patient()
+    allow_clocks()
     keep_imports()
     sys.argv = ["flower-superlink", *rest]
     flower_superlink()
@@ -50,6 +51,17 @@ def be_patient() -> None:
 
     for module in (in_memory_corestate, sql_corestate):
         module.HEARTBEAT_DEFAULT_INTERVAL = PATIENCE  # type: ignore[attr-defined]
+
+
+def allow_clocks() -> None:
+    """Let in sites whose clock is ahead by minutes: Flower allows five seconds, which few machines keep among them.
+
+    A call is signed with its time, so that nobody can repeat it much later. If Flower moves this setting, only the five
+    seconds are back.
+    """
+    from flwr.superlink.routers.fleet import node_auth
+
+    node_auth.SYSTEM_TIME_TOLERANCE = CLOCKS  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":
