@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import fmean, stdev
 
-LEVEL = 0.95  # of every confidence interval
+LEVEL = 0.95  # of every confidence interval, unless several claims share one
 
 
 @dataclass(frozen=True)
@@ -34,19 +34,19 @@ class Estimate:
         return self.half is not None and (self.low > 0 or self.high < 0)
 
 
-def estimate(values: Sequence[float]) -> Estimate | None:
+def estimate(values: Sequence[float], level: float = LEVEL) -> Estimate | None:
     """Return the mean and its t interval over seeds (None for no values)."""
     if not values:
         return None
     if len(values) == 1:
         return Estimate(values[0])
-    half = quantile(len(values) - 1) * stdev(values) / len(values) ** 0.5
+    half = quantile(len(values) - 1, level) * stdev(values) / len(values) ** 0.5
     return Estimate(fmean(values), half, len(values))
 
 
 @cache
-def quantile(freedom: int) -> float:
-    """Return the two-sided quantile of Student's t distribution at our level."""
+def quantile(freedom: int, level: float = LEVEL) -> float:
+    """Return the two-sided quantile of Student's t distribution."""
     from scipy.special import stdtrit  # type: ignore[import-untyped]  # all of scipy.stats takes a second to import
 
-    return float(stdtrit(freedom, (1 + LEVEL) / 2))
+    return float(stdtrit(freedom, (1 + level) / 2))

@@ -19,7 +19,6 @@ TITLES = {
     "ams": "AMS",
     "fedmd_global": "FedMD+Global and LwoF",
 }
-SIDE = ("mb_up", "mb_down", "memory", "seconds", "analyzed")  # of every run; shown where a table is about them
 
 
 def write_pages(root: Path) -> list[Path]:
@@ -85,7 +84,8 @@ def _index(root: Path, entries: Sequence[Entry]) -> str:
         link = f"[{entry.path}]({entry.paper}.md#{entry.name})"
         about = entry.title.replace("|", "/")
         if shown is None:
-            price = "; ".join(f"{s}: {_minutes(c.minutes)}" for s, c in costs.get(entry.path, {}).items())
+            known = costs.get(entry.path, {})
+            price = "; ".join(f"{scale}: {_estimate(known[scale].minutes)}" for scale in entry.scales if scale in known)
             lines.append(f"| {link} | {about} | not measured | {', '.join(entry.scales)} | | {price} |")
             continue
         scale, result = shown
@@ -109,10 +109,11 @@ def _index(root: Path, entries: Sequence[Entry]) -> str:
             "correction over the claims of the entry: *reproduced* (it contains the paper's gain and leaves out 0), "
             "*holds* (it leaves out 0 on the paper's side), *refuted* (it leaves out 0 on the other side, or it "
             "contains 0 and stays away from the paper's gain by more than half of it), *not resolved* otherwise. With "
-            "other data than the paper's only directions are compared, and *holds* is the best there is. Minutes of "
-            "entries that were not measured are estimates.",
+            "other data or sizes than the paper's only directions are compared, and *holds* is the best there is; a "
+            "claim that two rows are equal can only be refuted. Times of entries that were not measured are estimates "
+            "for one thread.",
             "",
-            "| entry | what | verdicts | scale | seeds | minutes |",
+            "| entry | what | verdicts | scale | seeds | minutes, or an estimate |",
             "| --- | --- | --- | --- | --- | --- |",
             *lines,
             "",
@@ -140,7 +141,7 @@ def _paper(root: Path, paper: str, entries: Sequence[Entry]) -> str:
             result = read_result(root, entry, scale)
             if result is None:
                 cost = costs.get(entry.path, {}).get(scale)
-                price = f", about {_minutes(cost.minutes)} min" if cost else ""
+                price = f", {_estimate(cost.minutes)}" if cost else ""
                 lines += [f"**{scale}**: not measured{price} (`polyfed reproduce {entry.path} --scale {scale}`).", ""]
             else:
                 lines += _scale(entry, scale, result)
@@ -155,6 +156,8 @@ def _scale(entry: Entry, scale: str, result: Result) -> list[str]:
     lines = [head, ""]
     if entry.kind == "count":
         return lines + _counted(numbers(entry, result))
+    if entry.kind != "study":
+        lines += [_measured_with(entry, scale), ""]
     for case in entry.cases(scale):
         measured = result.cases.get(case.name, Measured())
         lines += _table(entry, case, measured)
@@ -162,6 +165,22 @@ def _scale(entry: Entry, scale: str, result: Result) -> list[str]:
     for figure in result.figures:
         lines += [f"![{figure.removesuffix('.png')}](figures/{figure})", ""]
     return lines
+
+
+def _measured_with(entry: Entry, scale: str) -> str:
+    """Return the data and size of a scale: titles of cases are the paper's."""
+    base = entry.experiment(scale, entry.cases(scale)[0]).base
+    data, limit, size = base.data, base.data.limit, base.data.resize
+    parts = [data.source + (f" ({limit[0]:,} images)" if isinstance(limit, tuple) else "")]
+    parts += [f"{size} x {size}"] if isinstance(size, int) else []
+    rounds = f"{base.planned_rounds()} rounds of {base.training.epochs} epochs"
+    parts += [
+        f"{data.clients} clients",
+        rounds.replace("1 rounds", "1 round"),
+        ", ".join(dict.fromkeys(base.models.names)),
+    ]
+    words = "Measured with (cases may differ in what they name; they are headed as in the paper): "
+    return words + "; ".join(f"`{part}`" if ":" in part or "-" in part else part for part in parts) + "."
 
 
 def _table(entry: Entry, case: Case, measured: Measured) -> list[str]:
@@ -200,21 +219,22 @@ def _quantities(entry: Entry, case: Case, measured: Measured) -> list[str]:
 
 def _claims(entry: Entry, scale: str, rows: Sequence[Row]) -> list[str]:
     tested = sum(row.judged.seeds >= SEEDS for row in rows)
-    lines = [f"{len(rows)} claims, {tested} of them tested together (Holm).", ""]
+    lines = [f"Claims: {len(rows)}, of which {tested} are tested together (Holm).", ""]
     lines += ["| case | claim | paper | ours | verdict |", "| --- | --- | --- | --- | --- |"]
     for row in rows:
         told = f"{row.gain:+.2f}" if row.gain is not None else {1: "above 0", -1: "below 0"}.get(row.claim.sign, "")
+        told = "equal" if row.claim.equal else told
         found = row.judged
         if found.mean is None:
             ours = "not measured"
         elif found.half is None:
-            ours = f"{found.mean:+.2f} ({found.seeds} seeds)"
+            ours = f"{found.mean:+.2f} (seeds: {found.seeds})"
         else:
             ours = f"{found.mean:+.2f} ± {found.half:.2f}"
         verdict = f"{found.verdict} (ours: {row.fix})" if row.fix else found.verdict
         lines.append(f"| {row.case.title} | {row.claim.words(entry.quantity)} | {told} | {ours} | {verdict} |")
     if entry.swapped(scale):
-        lines += ["", "Other data than the paper's: directions only."]
+        lines += ["", "Other data or sizes than the paper's: directions only."]
     return [*lines, ""]
 
 
@@ -243,6 +263,14 @@ def _spread(values: Sequence[float]) -> str:
 
 def _minutes(minutes: float) -> str:
     return f"{minutes:.0f}" if minutes >= 1 else "under 1"
+
+
+def _estimate(minutes: float) -> str:
+    """Return a guess in a unit that one can picture."""
+    for size, unit in ((60 * 24 * 365, "years"), (60 * 24 * 2, "days"), (60 * 2, "hours")):
+        if minutes >= size:
+            return f"about {minutes / (size / (2 if unit != 'years' else 1)):,.0f} {unit}"
+    return f"about {minutes:.0f} min" if minutes >= 1.5 else "about a minute"
 
 
 def told(entry: Entry, scale: str, result: Result) -> list[str]:

@@ -15,10 +15,12 @@ intervals, so that the chance of a single wrong one among all of them stays belo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, stdev
 from typing import Literal
+
+from polyfed.ops.estimate import estimate
 
 Verdict = Literal["reproduced", "holds", "refuted", "not resolved"]
 VERDICTS: tuple[Verdict, ...] = ("reproduced", "holds", "refuted", "not resolved")
@@ -87,13 +89,10 @@ def _few(claim: Compared) -> Judged:
 
 
 def _judge(claim: Compared, allowed: float, rejected: bool) -> Judged:
-    from scipy.special import stdtrit
-
-    values = claim.differences
-    quantile = float(stdtrit(len(values) - 1, 1 - allowed / 2))
-    mean, half = fmean(values), quantile * stdev(values) / sqrt(len(values))
-    found = Judged("not resolved", len(values), mean, half, 1 - allowed)
-    return replace(found, verdict=_verdict(claim, mean, mean - half, mean + half, rejected))
+    found = estimate(claim.differences, 1 - allowed)
+    assert found is not None
+    verdict = _verdict(claim, found.mean, found.low, found.high, rejected)
+    return Judged(verdict, found.seeds, found.mean, found.half, 1 - allowed)
 
 
 def _verdict(claim: Compared, mean: float, low: float, high: float, rejected: bool) -> Verdict:
