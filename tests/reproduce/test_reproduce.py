@@ -13,7 +13,7 @@ from polyfed.core.errors import InputError
 from polyfed.reproduce.cost import AGAIN, USUAL, Speed, cost_of, guess, operations, seconds_of
 from polyfed.reproduce.entries import Entry, home, read_entries, read_entry
 from polyfed.reproduce.figures import cka
-from polyfed.reproduce.pages import FOLDER, pages, shown_scale, verdicts
+from polyfed.reproduce.pages import FOLDER, _estimate, pages, shown_scale, verdicts
 from polyfed.reproduce.quantities import held_accuracy, values_from
 from polyfed.reproduce.queue import queue
 from polyfed.reproduce.results import Measured, Result, file_of, forget, judged, numbers, read_result, write_result
@@ -134,7 +134,8 @@ def test_what_a_page_says(place):
     made = pages(place)
     assert set(made) == {"README.md", "ams.md"}
     assert "wild (ours: a wild rate)" in made["ams.md"] and "wild failed with seed 0" in made["ams.md"]
-    assert "**paper**: not measured" in made["ams.md"] and "2 claims, 1 of them tested" in made["ams.md"]
+    assert "**paper**: not measured" in made["ams.md"] and "Claims: 2, of which 1 are" in made["ams.md"]
+    assert "digits (120 images); 3 clients; 2 rounds of 2 epochs; `mlp:1x8`." in made["ams.md"]
     assert "1 of 1 entries have a result" in made["README.md"]
     file_of(place, entry, "mini").unlink()
     assert "| not measured |" in pages(place)["README.md"] and shown_scale(entry, place) is None
@@ -300,6 +301,12 @@ def test_the_command(place, monkeypatch):
     polyfed("--costs")
     polyfed("--pages")
     assert "paper**: not measured, about" in (place / "docs" / "reproductions" / "ams.md").read_text()
+
+
+def test_estimates_are_in_a_unit_that_one_can_picture():
+    told = [_estimate(minutes) for minutes in (0.2, 40, 119, 300, 60 * 24 * 10, 60 * 24 * 365 * 3)]
+    assert told[:3] == ["about a minute", "about 40 min", "about 119 min"]
+    assert told[3:] == ["about 5 hours", "about 10 days", "about 3 years"]
 
 
 def test_budgets_are_times():

@@ -173,12 +173,8 @@ def _measured_with(entry: Entry, scale: str) -> str:
     data, limit, size = base.data, base.data.limit, base.data.resize
     parts = [data.source + (f" ({limit[0]:,} images)" if isinstance(limit, tuple) else "")]
     parts += [f"{size} x {size}"] if isinstance(size, int) else []
-    rounds = f"{base.planned_rounds()} rounds of {base.training.epochs} epochs"
-    parts += [
-        f"{data.clients} clients",
-        rounds.replace("1 rounds", "1 round"),
-        ", ".join(dict.fromkeys(base.models.names)),
-    ]
+    rounds, names = base.planned_rounds(), ", ".join(dict.fromkeys(base.models.names))
+    parts += [f"{data.clients} clients", f"{rounds} round{'s' * (rounds > 1)} of {base.training.epochs} epochs", names]
     words = "Measured with (cases may differ in what they name; they are headed as in the paper): "
     return words + "; ".join(f"`{part}`" if ":" in part or "-" in part else part for part in parts) + "."
 
@@ -267,9 +263,9 @@ def _minutes(minutes: float) -> str:
 
 def _estimate(minutes: float) -> str:
     """Return a guess in a unit that one can picture."""
-    for size, unit in ((60 * 24 * 365, "years"), (60 * 24 * 2, "days"), (60 * 2, "hours")):
-        if minutes >= size:
-            return f"about {minutes / (size / (2 if unit != 'years' else 1)):,.0f} {unit}"
+    for size, unit in ((60 * 24 * 365, "years"), (60 * 24, "days"), (60, "hours")):
+        if minutes >= 2 * size:
+            return f"about {minutes / size:,.0f} {unit}"
     return f"about {minutes:.0f} min" if minutes >= 1.5 else "about a minute"
 
 
