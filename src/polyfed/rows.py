@@ -24,7 +24,7 @@ class Row:
     gain: list[float]  # over local training, paired by seed (empty without a reference)
     bytes_up: float  # payload of one client, mean
     bytes_down: float
-    wire_up: float  # the same as serialised, with framing
+    wire_up: float  # the same as serialized, with framing
     wire_down: float
     seconds: float
     took_part: list[float]  # mean over clients that took part in a round, by seed (empty: all clients did)

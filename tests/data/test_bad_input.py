@@ -27,14 +27,14 @@ class Items(torch.utils.data.Dataset):
 
 
 @pytest.mark.parametrize("as_items", [False, True])
-def test_grey_and_colour_images_together_become_colour_and_that_is_said(as_items):
+def test_grey_and_color_images_together_become_color_and_that_is_said(as_items):
     images = [picture(8, 8) if row % 2 else picture(8, 8, 3) for row in range(20)]
     source = Items(lambda row: (images[row], row % 2), 20) if as_items else (images, [0, 1] * 10)
     data = pf.load(source, test=source)
     assert data.input_shape == (3, 8, 8) and data.train.x.dtype == torch.uint8
     assert torch.equal(data.train.x[1], torch.from_numpy(images[1]).expand(3, 8, 8))
     assert torch.equal(data.train.x[0], torch.from_numpy(images[0]).permute(2, 0, 1))
-    assert any("10 grey images" in note and "all are colour" in note for note in data.notes)
+    assert any("10 grey images" in note and "all are color" in note for note in data.notes)
 
 
 @pytest.mark.parametrize("as_items", [False, True])

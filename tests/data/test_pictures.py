@@ -95,7 +95,7 @@ def test_arrays_of_clients_are_resized_and_grey_is_made_color_and_said():
     parts = [(grey, [0, 1] * 10), (color, [0, 1] * 10)]
     clients = pf.Clients.from_parts(parts, test="own", resize=(8, 8), kind="image")
     assert clients.input_shape == (3, 8, 8)
-    assert any("grey images of client 0 are beside others in colour" in note for note in clients.notes)
+    assert any("grey images of client 0 are beside others in color" in note for note in clients.notes)
     first = clients.train[0].x[clients.train[0].rows()][0]
     assert torch.equal(first[0], first[2])
 

@@ -30,7 +30,7 @@ def decode_images(
 ) -> Tensor:
     """Decode encoded images (bytes or files) into one uint8 tensor NCHW.
 
-    A set with both grey and colour images becomes RGB, which `notes` says. Images are resized only when `resize` is
+    A set with both grey and color images becomes RGB, which `notes` says. Images are resized only when `resize` is
     given.
 
     Raises
@@ -53,7 +53,7 @@ def decode_images(
 def stack_images(
     images: Sequence[np.ndarray], what: str, resize: tuple[int, int] | None = None, notes: list[str] | None = None
 ) -> Tensor:
-    """Put images [H, W], [H, W, 3] or [channels, H, W] together as NCHW: grey and colour together are colour.
+    """Put images [H, W], [H, W, 3] or [channels, H, W] together as NCHW: grey and color together are color.
 
     Where the last dimension is all that the shapes have in common, it holds the channels.
 
@@ -74,7 +74,7 @@ def stack_images(
     if {image.shape[0] for image in placed} == set(CHANNELS):
         placed = [np.repeat(image, 3, axis=0) if image.shape[0] == 1 else image for image in placed]
         if notes is not None:
-            notes.append(f"{grey} grey images of {what} are beside {len(placed) - grey} in colour: all are colour")
+            notes.append(f"{grey} grey images of {what} are beside {len(placed) - grey} in color: all are color")
     channels = sorted({image.shape[0] for image in placed})
     if len(channels) > 1:
         raise InputError(f"{what} has images of {' and '.join(map(str, channels))} channels: bring them to one number.")
@@ -115,7 +115,7 @@ def is_picture(name: str) -> bool:
 
 
 def image_to_array(image: Any, resize: tuple[int, int] | None = None) -> np.ndarray:
-    """Turn a PIL image into uint8, [H, W] for grey and [H, W, 3] for colour."""
+    """Turn a PIL image into uint8, [H, W] for grey and [H, W, 3] for color."""
     from PIL import Image
 
     if image.mode.startswith("I"):  # 16-bit grey, as in many medical sets: PIL would clip it at 255

@@ -93,7 +93,7 @@ def _are_texts(values: Any) -> bool:
 
 
 def _are_pictures(values: Any) -> bool:
-    """Tell a list of images, which may be of different sizes, or grey and colour together."""
+    """Tell a list of images, which may be of different sizes, or grey and color together."""
     if not isinstance(values, list | tuple) or not len(values):
         return False
     if all(hasattr(image, "convert") for image in values):  # of PIL

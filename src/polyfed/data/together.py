@@ -68,7 +68,7 @@ def one_color(
         return replace(part, inputs=fit_images(part.tensor, (3, *part.tensor.shape[2:]), "a part"))
 
     grey = [str(client) for client, part in enumerate(parts) if part.tensor.shape[1] == 1]
-    told = f"grey images of client {', '.join(grey)} are beside others in colour: all are colour"
+    told = f"grey images of client {', '.join(grey)} are beside others in color: all are color"
     colored: list[Part | None] = [None if part is None else color(part) for part in own]
     return list(map(color, parts)), list(map(color, common)), colored, (told,) if grey else ()
 

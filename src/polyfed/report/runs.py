@@ -110,7 +110,7 @@ class Run:
         return float(self.summary["cost"][f"bytes_{direction}"]) / self.clients
 
     def per_client_wire(self, direction: str) -> float:
-        """Return the same as serialised: payload and framing."""
+        """Return the same as serialized: payload and framing."""
         if not self.summary["cost"]["bytes_up"] and not self.summary["cost"]["bytes_down"]:
             return 0.0  # the empty messages of a method that exchanges nothing need not be sent
         return float(self.summary["cost"][f"wire_{direction}"]) / self.clients

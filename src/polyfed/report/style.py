@@ -9,7 +9,7 @@ from polyfed.report.runs import LOCAL, POOLED
 
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
 
-# Colours on a light page -> on a dark page. The keys are what figures contain; the page swaps them in the dark.
+# Colors on a light page -> on a dark page. The keys are what figures contain; the page swaps them in the dark.
 INK, MUTED, GRID, SURFACE = "#1c2530", "#5b6775", "#e4e8ec", "#ffffff"
 GRAY, BLACK = "#77818d", "#2b323b"
 METHODS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")

@@ -48,7 +48,7 @@ def leaderboard(study: Study) -> Table:
         Column("beaten by", "the best with the same networks that is more accurate for no more bytes", number=False),
         Column("sent", "payload sent by a client in all, by the papers' formulas"),
         Column("received", "payload received by a client in all, by the papers' formulas"),
-        Column("on the wire", "sent and received by a client in all, as serialised: payload and framing"),
+        Column("on the wire", "sent and received by a client in all, as serialized: payload and framing"),
         Column("peak memory", "of the process that simulated all clients"),
         Column("time", "wall-clock seconds in all, with measuring"),
     ]
