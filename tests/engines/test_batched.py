@@ -109,6 +109,15 @@ def test_losses_that_ask_for_outputs_and_parameters_take_the_short_way_of_percep
     assert stacks["stacked"] and stacks["dense"] and not stacks["alone"]
 
 
+def test_clients_of_unequal_sizes_stay_together_in_every_epoch(stacks):
+    # 25, 35 and 57 samples in batches of 10: in each epoch five steps of full batches, one of the two rests of 5 and
+    # one of the rest of 7. A client that went on after its rest would be alone in all later epochs.
+    clients = unequal((25, 35, 57), None, False)
+    pf.run("fedavg", clients, ["mlp:1x16"], 1, pf.Training(batch_size=10, epochs=4), engine="batched", workers=1)
+    tried = 1  # one step on copies shows that they can be stacked
+    assert stacks["dense"] == 4 * 7 + tried
+
+
 class WithDropout(torch.nn.Module):
     def __init__(self):
         super().__init__()

@@ -109,20 +109,22 @@ class Program:
         """Yield which clients go next: all whose batches have the same size and learning rate.
 
         A client with a smaller last batch waits until the full batches of the others are done, so that clients with
-        equal rests go together.
+        equal rests go together. Nobody begins an epoch before all others have ended theirs: ahead of them, it would go
+        alone ever after. Where everybody takes a given number of steps, epochs mean nothing.
         """
         plans = [self._plan(member) for member in self.members]
         heads = [next(plan, None) for plan in plans]
         full = self.training.batch_size
         constant = all((update.training or self.training).decay == 1.0 for update in self.updates)
+        together = constant and self.stage.steps is not None
         while True:
             groups: dict[tuple[int, int], list[int]] = {}
             for client, head in enumerate(heads):
                 if head is not None:
-                    groups.setdefault((len(head[1]), 0 if constant else head[0]), []).append(client)
+                    groups.setdefault((0 if together else head[0], len(head[1])), []).append(client)
             if not groups:
                 return
-            best = max(groups, key=lambda key: (key[0] == full, len(groups[key]), -key[1], key[0]))
+            best = max(groups, key=lambda key: (-key[0], key[1] == full, len(groups[key]), key[1]))
             clients = groups[best]
             positions, epoch = [], 0
             for client in clients:

@@ -14,6 +14,10 @@ from polyfed.core.settings import Training
 Tensors = dict[str, dict[str, Tensor]]
 Used = set[tuple[str, str]] | None  # (model, parameter) names with a gradient; None: all
 
+# Numbers in the widest vector of torch's kernels, which compute what is left behind the last vector in another way: a
+# row of whole vectors has the same bits in every stack, and another one might not.
+VECTOR = 16
+
 
 class Selection:
     """Some clients of a stack. Neighbours at the start are a view; others are copied out and back."""
@@ -124,17 +128,45 @@ class Adam(Optimizer):
 
     def move(self, name: tuple[str, str], parameter: Tensor, grad: Tensor, selection: Selection, rate: float) -> None:
         """Clients may have taken different numbers of steps: the corrections are theirs."""
+        first, second = selection.pick(self.first[name]), selection.pick(self.second[name])
+        steps = self.steps[selection.clients]
+        if parameter[0].numel() % VECTOR == 0 and first.is_contiguous() and parameter.device.type == "cpu":
+            self._fused(parameter, grad, first, second, steps, rate)
+        else:
+            self._plain(parameter, grad, first, second, steps, rate)
+        selection.put_back(self.first[name], first)
+        selection.put_back(self.second[name], second)
+
+    def _fused(
+        self, parameter: Tensor, grad: Tensor, first: Tensor, second: Tensor, steps: Tensor, rate: float
+    ) -> None:
+        """Move in one pass over memory, as a lone client's optimizer does: a third of the time of `_plain`."""
+        rows = parameter.contiguous()  # the kernel reads memory in order, whatever the strides are
+        tensors, counts = ([rows], [grad.contiguous()], [first], [second]), [steps[0].float()]
+        if not bool((steps == steps[0]).all()):
+            some, their, means, squares = (list(stack.unbind()) for (stack,) in tensors)
+            tensors, counts = (some, their, means, squares), list(steps.float().unbind())
+        move = torch._fused_adamw_ if self.training.optimizer == "adamw" else torch._fused_adam_
+        settings = {
+            "weight_decay": self.training.weight_decay,
+            "eps": self.EPSILON,
+            "amsgrad": False,
+            "maximize": False,
+        }
+        move(*tensors, [], counts, lr=rate, beta1=self.BETA1, beta2=self.BETA2, **settings)  # type: ignore[call-overload]
+        if rows is not parameter:
+            parameter.copy_(rows)
+
+    def _plain(
+        self, parameter: Tensor, grad: Tensor, first: Tensor, second: Tensor, steps: Tensor, rate: float
+    ) -> None:
         training = self.training
         if training.optimizer == "adamw":
             parameter.mul_(1 - rate * training.weight_decay)
         elif training.weight_decay:
             grad = grad.add(parameter, alpha=training.weight_decay)
-        first, second = selection.pick(self.first[name]), selection.pick(self.second[name])
         first.lerp_(grad, 1 - self.BETA1)
         second.mul_(self.BETA2).addcmul_(grad, grad, value=1 - self.BETA2)
-        selection.put_back(self.first[name], first)
-        selection.put_back(self.second[name], second)
-        steps = self.steps[selection.clients]
         if bool((steps == steps[0]).all()):  # the usual case, without tensors for the corrections
             count = float(steps[0])
             root = second.sqrt().div_((1 - self.BETA2**count) ** 0.5).add_(self.EPSILON)
