@@ -131,7 +131,7 @@ def robustness() -> str:
     if cells:
         heat("robustness", runs.methods, shown, cells, "Points lost, one bad client of ten")
         parts += ["![Points lost to one bad client of ten, by method and rule](../assets/trust-robustness.svg)"]
-    parts += [f"In brackets: over so many seeds (of {SEEDS})."]
+    parts += [f"Means over {SEEDS} seeds; where there are fewer, their number is in brackets."]
     parts += ["**Nobody attacks: mean accuracy in per cent**", runs.table(None, lambda line: line["mean"])]
     parts += [
         "**Nobody attacks: accuracy of the worst client in per cent**",
@@ -179,7 +179,7 @@ def privacy() -> str:
         }
         lines("privacy", series, ["1", "2", "4", "8", "none"], "epsilon", "mean accuracy in per cent")
         parts += ["![Mean accuracy against epsilon](../assets/trust-privacy.svg)"]
-        parts += [f"In brackets: over so many seeds (of {SEEDS}).", table(heads, rows)]
+        parts += [f"Means over {SEEDS} seeds; where there are fewer, their number is in brackets.", table(heads, rows)]
     else:
         parts.append(NOTHING + ".")
     parts.append("**Members found at 1 % false alarms (LiRA), in per cent**; 1.0 is guessing")
