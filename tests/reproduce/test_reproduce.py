@@ -12,7 +12,7 @@ from polyfed.cli.reproduce import parse_budget
 from polyfed.core.errors import InputError
 from polyfed.reproduce.cost import AGAIN, USUAL, Speed, cost_of, guess, operations, seconds_of
 from polyfed.reproduce.entries import Entry, home, read_entries, read_entry
-from polyfed.reproduce.figures import cka
+from polyfed.reproduce.figures import cka, draw_curves
 from polyfed.reproduce.pages import FOLDER, _estimate, pages, shown_scale, verdicts
 from polyfed.reproduce.quantities import held_accuracy, values_from
 from polyfed.reproduce.queue import queue
@@ -186,6 +186,16 @@ def test_runs_with_other_settings_than_the_entry_are_forgotten(place):
     assert left(replace(made, methods={**made.methods, "ams": {"top_k": 2}})) == {"ensemble", "wild"}
     del told["training"]["lr"]  # a setting that is new since
     assert left(made) == {"ams", "ensemble", "wild"}
+
+
+def test_curves_are_drawn(tmp_path):
+    told = {"title": "t", "curve": "local", "mini": {}, "cases": {"one": {"title": "One"}, "two": {}}}
+    entry = Entry("ams", "fig9", {}, told)
+    result = Result("ams/fig9", "mini")
+    result.case("one").curves = {"a": {"0": [[1, 10.0], [2, 20.0]], "1": [[1, 20.0], [2, 40.0]]}}
+    draw_curves(entry, "mini", result, tmp_path)
+    assert result.figures == ["ams-fig9-mini-one-curves.png"]  # nothing was measured of the other case
+    assert (tmp_path / "docs" / "reproductions" / "figures" / result.figures[0]).stat().st_size > 1000
 
 
 def test_a_result_that_somebody_edited_is_refused(place):

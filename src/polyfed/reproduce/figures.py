@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from polyfed.compare import folder_of
@@ -32,6 +33,21 @@ def analyzed(entry: Entry, scale: str, result: Result, root: Path, runs: Path) -
                 values |= {key: round(value, 6) for key, value in numbers.items()} | {"analyzed": 1.0}
                 if int(seed) == made.base.seed:
                     draw(entry, scale, result, root, f"{case.name}-{label}-", figures)
+
+
+def draw_curves(entry: Entry, scale: str, result: Result, root: Path) -> None:
+    """Draw the accuracy by round of an entry that is a figure of curves: the mean over seeds, for each case."""
+    from polyfed.analysis.figures import lines
+
+    for case in entry.cases(scale):
+        curves = {}
+        for label, seeds in result.case(case.name).curves.items():
+            rounds = [round_ for round_, _ in next(iter(seeds.values()))]
+            values = [[value for _, value in points] for points in seeds.values()]
+            curves[label] = (rounds, [fmean(column) for column in zip(*values, strict=True)])
+        if curves:
+            what = f"{entry.told['curve']} accuracy, %, mean over seeds"
+            draw(entry, scale, result, root, f"{case.name}-", {"curves": lines(case.title, "round", what, curves)})
 
 
 def draw(entry: Entry, scale: str, result: Result, root: Path, name: str, figures: Mapping[str, Any]) -> None:

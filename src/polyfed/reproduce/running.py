@@ -14,7 +14,7 @@ from polyfed.config import Config
 from polyfed.core.errors import InputError, PolyfedError, TrainingError
 from polyfed.core.versions import versions
 from polyfed.reproduce.entries import Case, Entry
-from polyfed.reproduce.figures import analyzed, draw
+from polyfed.reproduce.figures import analyzed, draw, draw_curves
 from polyfed.reproduce.quantities import curve_of, held_accuracy, values_of
 from polyfed.reproduce.results import Measured, Result, forget, read_result, write_result
 from polyfed.terminal.progress import Guessed, Place
@@ -134,6 +134,7 @@ def reproduce(
         whole = False
     if any(case.runs for case in result.cases.values()):
         analyzed(entry, scale, result, root, runs)
+        draw_curves(entry, scale, result, root)
         write_result(root, entry, result)
     return result, whole
 
