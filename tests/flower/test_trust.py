@@ -723,3 +723,14 @@ def test_a_clock_that_is_too_far_off_is_said(off, words):
     theirs = 1_000_000_000
     assert wrong_clock(formatdate(theirs, usegmt=True), theirs + off, theirs + off) == words
     assert wrong_clock("", theirs, theirs) is None and wrong_clock("yesterday", theirs, theirs) is None
+
+
+def test_what_sites_tell_is_for_those_who_run_the_server(tmp_path):
+    from polyfed.config import Config
+    from polyfed.flower.serve import start_directory
+    from polyfed.methods import make
+
+    config = Config(make("fedavg", {}), "fedavg", 2)
+    directory, _ = start_directory(config, tmp_path / "run", ["north"], resume=False)
+    directory.close()
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700

@@ -199,6 +199,7 @@ def start_directory(config: Config, out: Path, sites: list[str], resume: bool) -
     else:
         federation = secrets.token_hex(8)
         directory = RunDirectory.create(out, {**config.dump(), "sites": sites, "federation": federation})
+        out.chmod(0o700)  # what sites tell is for those who run the server
     return directory, run_head(config.method, config.settings(), config.models, federation)
 
 
