@@ -52,8 +52,9 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("always")
-def test_small_networks_are_stacked_and_others_work_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = replace(CASES[0], models=("mlp:2x16", "cnn:4-8,bn", Own))
+@pytest.mark.parametrize("model", ["mlp:2x16", "cnn:4-8,bn"])
+def test_small_networks_are_stacked_and_others_work_whole(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = replace(CASES[0], models=(model, Own))
     chosen = {engine: run_case(case, rounds=3, engine=engine, workers=2) for engine in ("batched", "threads")}
     monkeypatch.delattr(batched, "run_alone")  # whole clients do not come from stage to stage
     auto = run_case(case, rounds=3, engine="auto", workers=2)

@@ -1,15 +1,16 @@
-"""Perceptrons as stacks, everything else as whole clients on threads: a rule that depends on the experiment alone.
+"""Small networks as stacks, everything else as whole clients on threads: a rule that depends on the experiment alone.
 
 Why this rule (measurements: `python -m benchmarks.rule`, `results/bench/rule.json`; decision 0016):
 
 - A step of a perceptron costs little arithmetic and much overhead; stacked, it is up to 25 times as fast for a client.
-  Convolutions on a CPU are bound by arithmetic: only small ones on tiny images, or with tiny batches, gain.
-- A batched matrix product computes each client's matrix as if it were alone, so the numbers of a stack of perceptrons
-  do not depend on who shares it: not on the number of workers, of ranks, or of clients that take part. Convolutions of
-  several clients are one grouped convolution, whose rounding does depend on it.
+  Convolutions of small images gain 1.3 to 9 times; how much follows from the numbers that a convolution unfolds in a
+  step (`convolutions.py`). Larger ones are bound by arithmetic, and oneDNN knows better ways.
+- A batched matrix product computes each client's matrix as if it were alone, so the numbers of such a stack do not
+  depend on who shares it: not on the number of workers, of ranks, or of clients that take part. What would run under
+  `vmap` and has convolutions works one by one instead: its rounding does depend on it.
 - Clients take a step of a stack together when their batches have the same size. Where most last batches have a size of
   their own, as with small clients of unequal sizes, a stack is many lone steps, which cost more than whole clients do:
-  perceptrons are stacked where, by the sizes of all clients, the batch size and the participation, at least three share
+  clients are stacked where, by the sizes of all of them, the batch size and the participation, at least three share
   a step on average.
 
 So a client's results are the same on every run, for any number of workers, and after a resume.
@@ -27,7 +28,7 @@ from polyfed.core.message import Message
 from polyfed.core.method import Replies, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context
 from polyfed.engines.batched import Batched, Job
-from polyfed.engines.convolutions import is_convolutional, unfolded
+from polyfed.engines.convolutions import is_small
 from polyfed.engines.dense import is_perceptron
 from polyfed.engines.work import STACK, WHOLE
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from polyfed.engines.inprocess import InProcess
 
 SHARED = 3  # clients that take a step together on average: with fewer, whole clients are as fast or faster
-WINDOWS = 100_000  # numbers that a convolution unfolds in a step: with more, whole clients are as fast or faster
 
 
 def sharing(samples: Sequence[int], batch_size: int, share: float) -> float:
@@ -62,22 +62,9 @@ def sharing(samples: Sequence[int], batch_size: int, share: float) -> float:
     return sum(share * count for count in steps) / taken if taken else 0.0
 
 
-def mean_batch(samples: Sequence[int], batch_size: int) -> float:
-    """Return the mean size of the batches of an epoch of all clients.
-
-    Examples
-    --------
-    >>> mean_batch([40, 20], 32)  # 32 and 8, and 20
-    20.0
-    """
-    return sum(samples) / max(1, sum(-(-number // batch_size) for number in samples))
-
-
-def gains(module: nn.Module, input_shape: tuple[int, ...], shared: float, batch: float) -> bool:
-    """Tell whether clients of a network are faster as a stack: so many share a step, with batches of such a size."""
-    if shared < SHARED:
-        return False
-    return is_perceptron(module) or (is_convolutional(module) and batch * unfolded(module, input_shape) <= WINDOWS)
+def gains(module: nn.Module, input_shape: tuple[int, ...], shared: float, batch_size: int) -> bool:
+    """Tell whether clients of a network are faster as a stack, when so many share a step on average."""
+    return shared >= SHARED and (is_perceptron(module) or is_small(module, input_shape, batch_size))
 
 
 class Auto(Batched):
@@ -108,8 +95,8 @@ class Auto(Batched):
         for name, blueprint in blueprints.items():
             alone = blueprint.random or "learner" in blueprint.properties
             assert blueprint.build is not None
-            sizes = sharing(samples[name], batch_size, share), mean_batch(samples[name], batch_size)
-            self.stacked[name] = not alone and gains(blueprint.build(), input_shape, *sizes)
+            shared = sharing(samples[name], batch_size, share)
+            self.stacked[name] = not alone and gains(blueprint.build(), input_shape, shared, batch_size)
 
     def groups(self) -> dict[str, str]:
         """Return how clients of each architecture work: as a stack, or whole."""

@@ -161,7 +161,7 @@ class Batched:
 
     def possible(self, backend: InProcess, kind: Any, group: list[Job], step: Step, ctx: Context) -> bool:
         """Tell whether stages of a kind can be stacked at all."""
-        key = kind[:3]
+        key = kind[:4]
         if key not in self.refused:
             with one_thread():
                 self.refused[key] = obstacle(backend, group, step, ctx, self.exact)
@@ -208,7 +208,7 @@ def collected(jobs: Sequence[Job]) -> Replies:
 
 
 def kind_of(job: Job, ctx: Context) -> tuple[Any, ...]:
-    """Return what clients of one stack must have in common: architecture, losses and models first, then the rest."""
+    """Return what clients of one stack must have in common: architecture, losses, models and training first."""
     stage, party = job.stage, job.party
     assert stage is not None and party is not None and party.info is not None
     updates = tuple(
