@@ -13,23 +13,6 @@ import torch
 from torch import Tensor
 
 from polyfed.analysis.opening import OpenedRun, first_samples, stage_outputs
-from polyfed.core.errors import InputError
-
-
-def linear_cka(x: Tensor, y: Tensor) -> float:
-    """Return the linear CKA of two sets of features of the same samples, `[n, p]` and `[n, q]`.
-
-    1 for features that differ by a rotation and a factor, 0 for unrelated ones; nan where one of them is constant.
-
-    Raises
-    ------
-    InputError
-        When they do not have the same number of rows, or fewer than two.
-    """
-    if len(x) != len(y) or len(x) < 2:
-        raise InputError(f"CKA compares features of the same samples (two or more), not {len(x)} and {len(y)} rows.")
-    gram_x, gram_y = gram(x), gram(y)
-    return _alignment(gram_x, gram_y)
 
 
 def gram(x: Tensor) -> Tensor:
@@ -46,7 +29,10 @@ def _alignment(k: Tensor, l: Tensor) -> float:  # noqa: E741 (K and L as in the 
 
 
 def cka_matrix(features: list[Tensor]) -> Tensor:
-    """Return the CKA of every pair, `[clients, clients]`."""
+    """Return the linear CKA of every pair of features of the same samples, `[n, p]` each: `[clients, clients]`.
+
+    1 for features that differ by a rotation and a factor, 0 for unrelated ones; nan where one of them is constant.
+    """
     grams = [gram(x) for x in features]
     size = len(grams)
     found = torch.eye(size, dtype=torch.float64)
