@@ -37,14 +37,14 @@ browser:  # the report is tested in a real browser; a CI machine gets one, elsew
 test: $(TESTED)  ## run the tests (without those that take minutes: see test-all)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow and not long and not pages' --ignore tests/flower --durations 10
 
-WHERE ?= tests
+# Federations of real processes wait for each other most of the time, so more of them run at once than there are cores.
 test-long: $(TESTED)  ## run what takes minutes: killed runs, devices, further settings and real federations of each method
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'long and not slow and not pages' $(WHERE)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'long and not slow and not pages' --ignore tests/flower --durations 10
+	$(BIN)/python -m pytest -n 4 --dist loadgroup -m 'long and not slow' tests/flower
 
 test-pages: $(TESTED) browser  ## run the notebooks, the examples, all commands and code on pages, and the report in a browser
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m pages
 
-# Federations of real processes wait for each other most of the time, so more of them run at once than there are cores.
 test-flower: $(TESTED)  ## run the tests with real servers and sites
 	$(BIN)/python -m pytest -n 4 --dist loadgroup -m 'not slow and not long' --durations 12 tests/flower
 
