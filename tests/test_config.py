@@ -290,6 +290,7 @@ def finished(comparison, tmp_path):
     return out, [*COMPARISON, "--out", out]
 
 
+@pytest.mark.xdist_group("finished comparison")
 @pytest.mark.parametrize(
     ("other", "named"),
     [
@@ -310,6 +311,7 @@ def test_a_comparison_with_other_settings_is_refused_and_changes_nothing(finishe
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.xdist_group("finished comparison")
 def test_a_comparison_with_other_workers_is_the_same_one(finished):
     out, arguments = finished
     before = (out / "fedavg" / "seed-0" / "result.json").read_bytes()

@@ -16,6 +16,7 @@ import polyfed as pf
 from polyfed.cli import app
 from polyfed.core.errors import InputError
 
+pytestmark = pytest.mark.xdist_group("raw images")  # which share a trained model
 NAMES = ["a.png", "below/b.png", "below/c.png"]
 
 
@@ -26,17 +27,23 @@ def picture(row, height=20, width=18):
     return image
 
 
-@pytest.fixture
-def model(tmp_path):
-    folder = tmp_path / "scans"
+@pytest.fixture(scope="module")
+def trained_in(tmp_path_factory):
+    """Where the run of the model is: tests look at it only."""
+    return tmp_path_factory.mktemp("trained")
+
+
+@pytest.fixture(scope="module")
+def model(trained_in):
+    folder = trained_in / "scans"
     for row in range(24):
         place = folder / ["ill", "well"][row % 2]
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(picture(row, 20 + row % 3, 18 + row % 4)).save(place / f"{row}.png")
     clients = pf.split(pf.load(folder, resize=(16, 16), cache=False), clients=2)
     training = pf.Training(optimizer="adam", lr=0.02, epochs=5)
-    pf.run("fedavg", clients, "mlp:1x8", rounds=2, training=training, out=tmp_path / "run")
-    return pf.load_model(tmp_path / "run", 0)
+    pf.run("fedavg", clients, "mlp:1x8", rounds=2, training=training, out=trained_in / "run")
+    return pf.load_model(trained_in / "run", 0)
 
 
 @pytest.fixture
@@ -130,14 +137,14 @@ def predicted(run, data, out):
     return CliRunner().invoke(app, ["predict", str(run), str(data), "--client", "0", "--out", str(out)])
 
 
-def test_the_command_takes_a_folder_and_an_image_and_names_the_files(model, new, tmp_path):
+def test_the_command_takes_a_folder_and_an_image_and_names_the_files(model, trained_in, new, tmp_path):
     folder, _ = new
-    done = predicted(tmp_path / "run", folder, tmp_path / "p.csv")
+    done = predicted(trained_in / "run", folder, tmp_path / "p.csv")
     assert done.exit_code == 0, done.output
     table = pandas.read_csv(tmp_path / "p.csv")
     assert table.columns.tolist() == ["file", "prediction", "ill", "well"] and table["file"].tolist() == NAMES
     assert table["prediction"].tolist() == ["well", "ill", "well"]
-    assert predicted(tmp_path / "run", folder / "a.png", tmp_path / "p.csv").exit_code == 0
+    assert predicted(trained_in / "run", folder / "a.png", tmp_path / "p.csv").exit_code == 0
     assert pandas.read_csv(tmp_path / "p.csv")[["file", "prediction"]].values.tolist() == [["a.png", "well"]]
 
 

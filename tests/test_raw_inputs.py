@@ -15,6 +15,7 @@ import polyfed as pf
 from polyfed.cli import app
 from polyfed.core.errors import InputError
 
+pytestmark = pytest.mark.xdist_group("raw inputs")  # which share a trained model
 TRAINING = pf.Training(optimizer="adam", lr=0.05, epochs=10)
 NEW = ["a good day", "bad", "good food"]
 ANSWERS = ["yes", "no", "yes"]
@@ -26,13 +27,19 @@ def texts_run(folder, source, **options):
     return pf.load_model(folder / "run", 0)
 
 
-@pytest.fixture
-def reviews(tmp_path):
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where the file of the reviews and the run with them are: tests look at them only."""
+    return tmp_path_factory.mktemp("reviews")
+
+
+@pytest.fixture(scope="module")
+def reviews(folder):
     """A model of texts from a file in which they are called 'opinion'."""
     texts = [f"{['good', 'bad'][row % 2]} thing" for row in range(40)]
     frame = pandas.DataFrame({"opinion": texts, "label": ["yes", "no"] * 20, "site": ["a", "b"] * 20})
-    frame.to_csv(tmp_path / "reviews.csv", index=False)
-    return texts_run(tmp_path, tmp_path / "reviews.csv", inputs="opinion", kind="text")
+    frame.to_csv(folder / "reviews.csv", index=False)
+    return texts_run(folder, folder / "reviews.csv", inputs="opinion", kind="text")
 
 
 @pytest.fixture
@@ -106,9 +113,9 @@ def test_without_a_name_the_only_column_of_words_is_taken(tmp_path, earlier):
         model.predict(pandas.DataFrame({"site": ["a", "b", "c"], "opinion": NEW}))
 
 
-def test_the_command_reads_the_column_that_training_had(reviews, tmp_path):
+def test_the_command_reads_the_column_that_training_had(reviews, folder, tmp_path):
     pandas.DataFrame({"text": ["x"] * 3, "opinion": NEW}).to_csv(tmp_path / "new.csv", index=False)
-    done = predicted(tmp_path / "run", tmp_path / "new.csv", tmp_path / "p.csv")
+    done = predicted(folder / "run", tmp_path / "new.csv", tmp_path / "p.csv")
     assert done.exit_code == 0, done.output
     assert pandas.read_csv(tmp_path / "p.csv")["prediction"].tolist() == ANSWERS
 

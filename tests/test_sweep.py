@@ -12,6 +12,7 @@ from polyfed.experiment import experiment, read_experiment
 from polyfed.report import again
 from polyfed.sweep import best, between, tries
 
+pytestmark = pytest.mark.xdist_group("sweep")  # whose tests share a comparison
 SMALL = {"limit": 150, "clients": 3, "rounds": 1, "models": ["mlp:1x8"], "validation": 0.2, "seeds": 2}
 BOTH = {"lr": [0.01, 0.1], "method.mu": [0.1, 1]}
 
