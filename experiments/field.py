@@ -2,7 +2,8 @@
 
 Takes the figures of a finished `polyfed compare experiments/field.toml --out runs/field`, keeps them in results/field
 and writes docs/explanation/the-field.md from there; without an argument it writes the page from what is kept. A
-comparison of some methods (`--methods a,b`) takes the places of their rows: no row depends on the others.
+comparison of some methods (`--methods a,b`) takes the places of their rows: no row depends on the others. Labels after
+the directory (`... runs/some a b`) say which rows to take: `local`, which every comparison has, may stay as it was.
 """
 
 from __future__ import annotations
@@ -59,10 +60,11 @@ def kilobytes(number: float) -> str:
     return f"{number / 1000:,.1f} kB"
 
 
-def keep(found: dict[str, Any]) -> None:
-    """Keep the figures of a comparison beside those of methods that it does not have."""
+def keep(found: dict[str, Any], labels: list[str]) -> None:
+    """Keep the figures of a comparison (of some labels: none, all) beside those of methods that it does not have."""
     kept = json.loads(KEPT.read_text())["rows"] if KEPT.exists() else []
-    rows = {row["method"]: row for row in (*kept, *found["rows"])}
+    new = [row for row in found["rows"] if not labels or row["method"] in labels]
+    rows = {row["method"]: row for row in (*kept, *new)}
     told = found["experiment"]
     KEPT.parent.mkdir(parents=True, exist_ok=True)
     write_json(KEPT, {"experiment": told, "rows": [rows[label] for label in told["compare"] if label in rows]})
@@ -71,7 +73,7 @@ def keep(found: dict[str, Any]) -> None:
 def main() -> None:
     """Keep the figures, and write the page."""
     if len(sys.argv) > 1:
-        keep(json.loads((Path(sys.argv[1]) / "comparison.json").read_text()))
+        keep(json.loads((Path(sys.argv[1]) / "comparison.json").read_text()), sys.argv[2:])
     text = PAGE.read_text()
     before, after = text.partition(START)[0], text.partition(END)[2]
     PAGE.write_text(f"{before}{START}\n\n{figures(json.loads(KEPT.read_text())['rows'])}\n\n{END}{after}")

@@ -83,7 +83,7 @@ class Breaker:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Break one method after the other."""
         found = known()
-        self.functions = functions()  # before the first fork: what is frozen then is not listed
+        self.functions = functions()
         for name in self.wanted:
             self.method(name, session.items, found)
         return True
@@ -219,6 +219,7 @@ def functions() -> dict[tuple[str, str], FunctionType]:
     """Return the functions of the methods as they live in this process, by their file and their names in it."""
     for name in names():
         importlib.import_module(".".join(("polyfed", *file_of(name).parts[-2:])).removesuffix(".py"))
+    gc.unfreeze()  # what is frozen is not listed, and collecting tests freezes what they import
     alive = [thing for thing in gc.get_objects() if type(thing) is FunctionType]
     code = [(name_of(Path(function.__code__.co_filename)), function) for function in alive]
     return {(name, f.__code__.co_qualname): f for name, f in code if name is not None}

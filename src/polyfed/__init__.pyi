@@ -80,6 +80,7 @@ from .methods.inco import InCo as InCo
 from .methods.lg_fedavg import LGFedAvg as LGFedAvg
 from .methods.local import Local as Local
 from .methods.moon import Moon as Moon
+from .methods.moon_hetero import MoonHetero as MoonHetero
 from .methods.msfkd import MSFKD as MSFKD
 from .methods.oneshot_fedavg import OneShotFedAvg as OneShotFedAvg
 from .methods.pfedafm import PFedAFM as PFedAFM

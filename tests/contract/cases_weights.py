@@ -1,6 +1,6 @@
 """Methods that average weights."""
 
-from tests.contract.case import DEPTHS, Case
+from tests.contract.case import DEPTHS, WIDTHS, Case
 
 UNIFORM = {"weighting": "uniform"}
 BATCHES = (14, 16, 15, 13)  # samples of clients that take the same number of steps
@@ -19,4 +19,5 @@ CASES = [
     ),
     Case("moon", ("mlp:2x16",), {"mu": 5.0, "previous": 2}, off={"mu": 0.0}, base="fedavg"),
     Case("moon", DEPTHS, off={"mu": 0.0}, base="fedavg"),
+    Case("moon_hetero", WIDTHS, {"mu": 5.0}, off={"mu": 0.0}, base="heterofl"),
 ]

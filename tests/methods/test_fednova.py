@@ -13,8 +13,9 @@ from polyfed.core.errors import InputError, MessageError
 from polyfed.core.message import Message
 from polyfed.core.settings import Settings
 from polyfed.methods.fedavg import FedAvg
-from polyfed.methods.fednova import FedNova, effective_steps
+from polyfed.methods.fednova import FedNova
 from polyfed.methods.fedprox import FedProx
+from polyfed.ops.steps import effective_by_epoch, effective_steps
 
 RATE = 0.1
 SGD = pf.Training(epochs=2, batch_size=4, lr=RATE)
@@ -128,6 +129,16 @@ def test_the_recurrence_is_the_closed_form(tau):
     assert effective_steps([RATE] * tau, 0.0, 0.0) == tau
     assert effective_steps([RATE] * tau, 0.9, 0.0) == pytest.approx(closed_form(tau, 0.9))
     assert effective_steps([RATE] * tau, 0.0, 2.0) == pytest.approx(closed_form(tau, mu=2.0))
+
+
+def test_whole_epochs_at_once_are_the_recurrence():
+    """Three epochs of two steps, whose rate falls: by hand without momentum and term 2, 2 + 2/2, 2 + 2/2 + 2/4."""
+    rates = [RATE, RATE / 2, RATE / 4]
+    assert effective_by_epoch(rates, 2, 0.0, 0.0) == pytest.approx([2.0, 3.0, 3.5])
+    for momentum, mu in ((0.9, 0.0), (0.0, 2.0), (0.5, 2.0)):
+        steps = [rate for rate in rates for _ in range(2)]
+        each = [effective_steps(steps[:done], momentum, mu) for done in (2, 4, 6)]
+        assert effective_by_epoch(rates, 2, momentum, mu) == pytest.approx(each)
 
 
 def test_momentum_and_proximal_term_together_are_what_the_optimizer_does():

@@ -14,10 +14,13 @@ from polyfed.core.nets import Net
 from polyfed.core.settings import Participation, Settings
 from polyfed.core.stage import Batch
 from polyfed.methods.fedavg import FedAvg
+from polyfed.methods.heterofl import HeteroFL
 from polyfed.methods.moon import Moon, contrast
+from polyfed.methods.moon_hetero import MoonHetero
 from polyfed.models import build
 
 SGD = pf.Training(epochs=2, batch_size=8, lr=0.05)
+WIDTHS = ("cnn:4-8,bn@1", "cnn:4-8,bn@0.5")
 
 
 def federation(method, rounds=2, models=("mlp:1x8",), share=1.0, clients=3, **more):
@@ -150,3 +153,55 @@ def test_without_the_term_nothing_is_kept():
 def test_what_cannot_be_is_refused(option, words):
     with pytest.raises(InputError, match=words):
         Moon(**option)
+
+
+# --- on width slices ---
+
+
+def test_of_slices_the_first_round_is_heterofls_and_the_second_is_not():
+    ours, plain = (federation(m, 1, WIDTHS) for m in (MoonHetero(mu=5.0), HeteroFL()))
+    assert ours.server.state.keys() == plain.server.state.keys()
+    for name, tensor in plain.server.state.items():  # static statistics among them
+        assert torch.equal(ours.server.state[name], tensor), name
+    ours, plain = (federation(m, 2, WIDTHS) for m in (MoonHetero(mu=5.0), HeteroFL()))
+    assert not torch.allclose(ours.server.state["head.weight"], plain.server.state["head.weight"], rtol=1e-3)
+    assert ours.meter.bytes == plain.meter.bytes
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_the_loss_of_a_slice_by_hand(static):
+    """With static BatchNorm all three networks use the batch's statistics; class 2 is absent, its logit 0."""
+    nets = [build("cnn:4-8,bn@0.5", (1, 8, 8), 3) for _ in range(3)]
+    x = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    y, present = torch.tensor([0, 1, 1, 0]), torch.tensor([1.0, 1.0, 0.0])
+    for net in nets:
+        net.train()
+        net(3 * x + 1)
+    near, far = ({n: t.clone() for n, t in net.state_dict().items() if t.is_floating_point()} for net in nets[1:])
+    before = {n: t.clone() for n, t in nets[0].state_dict().items()}
+    aux = {"global": near, "previous": {"0": far}, "present": present}
+    loss = MoonHetero(mu=3.0, temperature=0.7, static_bn=static).loss({"main": Net(nets[0])}, Batch(x, y), aux)
+    assert static == all(torch.equal(before[n], t) for n, t in nets[0].state_dict().items())  # no statistics moved
+    for net in nets[1:]:
+        net.train(static)
+    nets[0].load_state_dict(before)
+    with torch.no_grad():
+        beside = [net.features(x) for net in nets[1:]]
+    z = nets[0].features(x)
+    term = contrast(z, beside[0], beside[1:], 0.7)
+    torch.testing.assert_close(loss, F.cross_entropy(nets[0].head(z) * present, y) + 3.0 * term)
+
+
+def test_a_slice_that_was_only_measured_is_no_previous_network():
+    run = federation(MoonHetero(previous=2), 1, WIDTHS)
+    assert run.plan.round[-1].name == "statistics"
+    for record in run.backend.store.records.values():
+        (kept,) = record.memory["previous"]
+        assert any(
+            not torch.equal(kept[name], tensor) for name, tensor in record.states["main"].items() if name in kept
+        )
+
+
+def test_slices_need_widths_of_one_network():
+    with pytest.raises(InputError, match="moon_hetero needs architectures of one family"):
+        federation(MoonHetero(), 1, ["mlp:1x8", "cnn:4-8"])

@@ -31,6 +31,7 @@ PAGES = {  # told beside another one
     "feddistill_plus": "feddistill",
     "fedgen_hetero": "fedgen",
     "fedprox": "fedavg",
+    "moon_hetero": "moon",
     "oneshot_fedavg": "ams",
     "pfnm": "ams",
 }

@@ -35,7 +35,7 @@ from polyfed.core.fields import Positive, SomeShare
 from polyfed.core.party import Context, Party
 from polyfed.core.stage import Aux, Batch, Draw, Stage
 from polyfed.core.width import Index, channel_index, rolled, shapes_at, take
-from polyfed.methods.heterofl import HeteroFL
+from polyfed.methods.heterofl import HeteroFL, masked
 from polyfed.models.width import rate_of
 from polyfed.ops.distance import soft_cross_entropy
 
@@ -104,16 +104,11 @@ class FjORD(HeteroFL):
         prefixes: list[dict[str, Index]] = aux.get("prefixes", [])
         drawn = int(batch["width"] * (len(prefixes) + 1)) if prefixes else 0  # a value: such stages cannot be stacked
         if drawn == len(prefixes):  # p = p_max
-            return batch.loss(self.logits(whole, batch, aux))
+            return batch.loss(masked(whole(batch.x), aux))
         held = {**whole.parameters(), **dict(whole.module.named_buffers())}
         part = whole.replaced({name: take(held[name], index) for name, index in prefixes[drawn].items()})
-        logits = self.logits(part, batch, aux)
+        logits = masked(part(batch.x), aux)
         if not self.kd:
             return batch.loss(logits)
-        teacher = self.logits(whole, batch, aux)
+        teacher = masked(whole(batch.x), aux)
         return batch.loss(teacher) + soft_cross_entropy(logits, teacher.detach())
-
-    def logits(self, net: Any, batch: Batch, aux: Aux) -> Tensor:
-        """Return the logits, those of absent classes set to 0 if they are masked."""
-        logits: Tensor = net(batch.x)
-        return logits * aux["present"] if "present" in aux else logits

@@ -267,7 +267,7 @@ class HeteroFL(FedAvg):
         """Return the logits of a batch, and cross-entropy with those of absent classes set to 0."""
         net = nets["main"].still() if self.static_bn else nets["main"]
         logits = net(batch.x)
-        return logits, batch.loss(logits * aux["present"] if "present" in aux else logits)
+        return logits, batch.loss(masked(logits, aux))
 
     def loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
         """Return the loss alone; methods with a term of their own on the same logits take both."""
@@ -302,6 +302,11 @@ class HeteroFL(FedAvg):
         state = client.main.state_dict()
         names = [name for name in state if is_running_statistic(name)]
         return Message(params={"main": {name: state[name].clone() for name in names}}, meta={"batches": batches})
+
+
+def masked(logits: Tensor, aux: Aux) -> Tensor:
+    """Return the logits, those of absent classes set to 0 if they are masked."""
+    return logits * aux["present"] if "present" in aux else logits
 
 
 def rows_of(part: Index | None, rows: Tensor, shape: torch.Size) -> Index:

@@ -14,14 +14,14 @@ Deviations:
     In its first exchange a client has no previous network and takes the received one: L_con is then log 2 and its
     gradient 0, so that the first exchange is FedAvg's.
     With clients of several architectures both other networks are of the client's own: filled from the layers or slices
-    that it receives, and its own rest. With widths (`view="prefix"`, MOON-hetero of FedFD's tables) there is none of
-    HeteroFL's companions: scaler, static BatchNorm, mask.
+    that it receives, and its own rest. For widths there is `moon_hetero` (FedFD's tables): with `view="prefix"` slices
+    are averaged without HeteroFL's companions, scaler, static BatchNorm and mask.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -61,12 +61,13 @@ class Moon(FedAvg):
 
     def stage(self, client: Party, ctx: Context) -> Stage:
         """Train beside the received network and the client's own previous ones, which stay as they are."""
+        stage = super().stage(client, ctx)
         if self.mu == 0:
-            return super().stage(client, ctx)
+            return stage
         received = snapshot(client)
         others = client.memory.get("previous") or [received]
-        aux = {"global": received, "previous": {str(place): state for place, state in enumerate(others)}}
-        return Stage(self.loss, aux=aux)
+        beside = {"global": received, "previous": {str(place): state for place, state in enumerate(others)}}
+        return replace(stage, aux={**stage.aux, **beside})
 
     def loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
         """Return L = CE + mu · L_con, Eq. (3)."""
@@ -74,9 +75,17 @@ class Moon(FedAvg):
             return super().loss(nets, batch, aux)
         net = nets["main"]
         z = net.features(batch.x)
-        near = net.replaced(aux["global"]).eval().features(batch.x)
-        far = [net.replaced(state).eval().features(batch.x) for state in aux["previous"].values()]
-        return batch.loss(net.head(z)) + self.mu * contrast(z, near, far, self.temperature)
+        near = self.beside(net, aux["global"]).features(batch.x)
+        far = [self.beside(net, state).features(batch.x) for state in aux["previous"].values()]
+        return self.label_loss(net.head(z), batch, aux) + self.mu * contrast(z, near, far, self.temperature)
+
+    def beside(self, net: Any, state: State) -> Any:
+        """Return another network of the client's architecture, as it predicts."""
+        return net.replaced(state).eval()
+
+    def label_loss(self, logits: Tensor, batch: Batch, aux: Aux) -> Tensor:
+        """Return the loss of the logits alone."""
+        return batch.loss(logits)
 
     def local(self, client: Party, step: Step, ctx: Context) -> Local:
         """Train and reply as FedAvg does, then keep a copy of the trained network."""

@@ -37,7 +37,7 @@ from torch.nn import functional as F
 from polyfed.core.fields import NotNegative, Positive, Share
 from polyfed.core.party import Context, Party
 from polyfed.core.stage import Aux, Batch, Stage
-from polyfed.methods.heterofl import HeteroFL
+from polyfed.methods.heterofl import HeteroFL, masked
 from polyfed.models.width import activate_scalers
 from polyfed.ops.distance import kl_divergence
 
@@ -92,9 +92,7 @@ class ScaleFL(HeteroFL):
     def loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
         """Return L, Eq. (1)."""
         net = nets["main"].still() if self.static_bn else nets["main"]
-        exits: list[Tensor] = net.call("exits", batch.x)
-        if self.mask:
-            exits = [z * aux["present"] for z in exits]
+        exits = [masked(z, aux) for z in net.call("exits", batch.x)]
         terms = [j * self.exit_loss(z, exits[-1], batch.y, aux) for j, z in enumerate(exits, start=1)]
         return torch.stack(terms).sum() / (len(exits) * (len(exits) + 1) / 2)
 
