@@ -10,6 +10,7 @@ Deviations:
     The paper's option II reads the new c_k off the distance travelled, which is a gradient only for plain SGD. With
     momentum, weight decay, clipping or Adam the mean of the gradients themselves is used (`option="gradient"`; equal
     to option II for plain SGD at one learning rate, which II weighs them by), and option II is refused.
+    Option I is the mean over batches, as the steps of an epoch take them: a smaller last batch counts like the others.
     With clients of several depths or widths every entry of c has the mean over the clients that hold it.
 """
 
