@@ -26,6 +26,7 @@ from polyfed.core.method import Step
 from polyfed.core.party import ClientInfo
 from polyfed.core.privacy import Privacy
 from polyfed.core.trust import Trust
+from polyfed.flower.agree import settle
 from polyfed.flower.audit import Audit
 from polyfed.flower.backend import FlowerBackend, told_before
 from polyfed.flower.codec import pack, seal, unpack
@@ -154,6 +155,43 @@ def test_an_introduction_beyond_every_limit_refuses_its_site(server, change):
     head, blob = server.introductions["south"]
     with pytest.raises(MessageError, match="Site south cannot take part"):
         server.given.read("south", {**head, **change}, blob)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e20])
+def test_initial_weights_that_no_network_has_are_refused(value, tmp_path):
+    """They become the server's, and everybody's of that architecture: NaN would end the run of all."""
+    server = Hostile("fedavg", tmp_path)
+    head, blob = server.introductions["south"]
+    message = Message.from_bytes(blob)
+    assert server.given.read("south", head, blob)
+    next(iter(message.params["main"].values())).view(-1)[0] = value
+    with pytest.raises(MessageError, match=r"its initial weights hold values that no network has"):
+        server.given.read("south", head, message.to_bytes())
+
+
+def test_a_site_cannot_speak_for_the_architecture_of_others(tmp_path):
+    """North calls a network of its own by a name of the zoo: the others have the zoo's, with the seed's weights."""
+    server = Hostile("fedavg", tmp_path)
+    zoo = server.given.read("west", *server.introductions["west"])
+    (_, own) = server.given.read("south", *server.introductions["south"])
+    assert own.build is None and own.name == zoo[1].name
+    ruined = {name: torch.zeros_like(tensor) for name, tensor in own.initial.items()}
+    for blueprint in (replace(own, initial=ruined), replace(own, initial=ruined, buffers=frozenset(own.shapes))):
+        met = {"north": (zoo[0], blueprint), "south": zoo, "west": zoo}
+        infos, blueprints = settle(met, ["north", "south", "west"])
+        assert infos[1].architecture == infos[2].architecture == zoo[1].name and blueprints[zoo[1].name] is zoo[1]
+        assert (infos[0].architecture == zoo[1].name) == (blueprint.buffers == zoo[1].buffers)
+
+
+def test_networks_of_one_name_are_told_apart_by_what_they_are_and_stay_together(tmp_path):
+    server = Hostile("fedavg", tmp_path)
+    info, own = server.given.read("south", *server.introductions["south"])
+    other = replace(own, frozen=frozenset([next(iter(own.shapes))]))
+    met = {"a": (info, own), "b": (info, other), "c": (info, other), "d": (info, own)}
+    infos, blueprints = settle(met, ["a", "b", "c", "d"])
+    name = own.name
+    assert [infos[k].architecture for k in range(4)] == [name, f"{name}@b", f"{name}@b", name]
+    assert set(blueprints) == {name, f"{name}@b"} and blueprints[f"{name}@b"].frozen == other.frozen
 
 
 def test_a_bad_introduction_of_an_earlier_start_is_asked_for_again_and_bricks_nothing(server):

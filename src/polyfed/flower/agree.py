@@ -17,22 +17,29 @@ def settle(
     """Return the sites, numbered in the federation's order; give every distinct architecture one name.
 
     Two sites whose own networks have the same name, tensors, cuts and frozen parameters have the same architecture;
-    those that share only the name are told apart by the site.
+    those that share only the name are told apart by the first site that has them. A name of the zoo means what the
+    server built: no site speaks for others that have that network.
     """
+    present = [site for site in order if site in sites]
+    known: dict[str, list[Blueprint]] = {}  # of each name: networks that differ, the server's own first
+    for blueprint in sorted((sites[site][1] for site in present), key=lambda plan: plan.build is None):
+        others = known.setdefault(blueprint.name, [])
+        if not any(_kind(other) == _kind(blueprint) for other in others):
+            others.append(blueprint)
     infos: dict[int, ClientInfo] = {}
     blueprints: dict[str, Blueprint] = {}
-    for site in [name for name in order if name in sites]:
-        info, blueprint = sites[site]
-        known = blueprints.get(blueprint.name)
-        if known is not None and _kind(known) != _kind(blueprint):
-            blueprint = replace(blueprint, name=f"{blueprint.name}@{site}")
-        blueprints.setdefault(blueprint.name, blueprint)
-        infos[order.index(site)] = replace(info, id=order.index(site), architecture=blueprint.name)
+    names: dict[tuple[str, int], str] = {}
+    for site in present:
+        info, own = sites[site]
+        place = next(k for k, other in enumerate(known[own.name]) if _kind(other) == _kind(own))
+        name = names.setdefault((own.name, place), f"{own.name}@{site}" if place else own.name)
+        blueprints.setdefault(name, replace(known[own.name][place], name=name) if place else known[own.name][place])
+        infos[order.index(site)] = replace(info, id=order.index(site), architecture=name)
     return infos, blueprints
 
 
 def _kind(blueprint: Blueprint) -> tuple[Any, ...]:
-    return blueprint.shapes, blueprint.properties, blueprint.frozen, blueprint.cuts
+    return blueprint.shapes, blueprint.buffers, blueprint.properties, blueprint.frozen, blueprint.cuts
 
 
 def agree(heads: Mapping[str, Head], public: str | None, needs_public: bool) -> None:

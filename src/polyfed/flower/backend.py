@@ -25,7 +25,8 @@ from polyfed.core.runstate import Line
 from polyfed.core.task import Regression
 from polyfed.flower import plain
 from polyfed.flower.codec import Head
-from polyfed.flower.expect import LARGEST, Expectations
+from polyfed.flower.describe import LARGEST
+from polyfed.flower.expect import Expectations
 from polyfed.flower.mailbox import Mailbox, Question
 from polyfed.flower.weights import bound
 

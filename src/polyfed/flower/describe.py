@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from polyfed.build import make_blueprint, make_module
-from polyfed.core.blob import DTYPES
+from polyfed.core.blob import DTYPES, all_finite
 from polyfed.core.errors import MessageError
 from polyfed.core.learner import Learner
 from polyfed.core.message import MAX_AXES, MAX_TENSORS, Message, State
@@ -33,6 +33,7 @@ MAX_CLASSES = 100_000
 MAX_SAMPLES = 10_000_000  # that a site can say it has, unless the operator allows more
 MAX_INPUT = 1 << 26  # numbers of one input, and of what crosses a cut of a network
 MAX_REHEARSED = 1 << 28  # numbers of one input for each class: the server rehearses the method with such samples
+LARGEST = 1e10  # of any number that is not whole; beyond it, one site could drown all others
 MAX_UNIT = 1e30  # of center and spread of a regression: networks compute with them in single precision
 MAX_FEATURES = 1 << 26  # numbers of one feature vector for each class
 KNOWN = ("features", "split3", "width", "exits", "batchnorm", "mlp", "dropout", "learner", "regressor", "weighted")
@@ -271,6 +272,10 @@ def _initial(
     state = Message.from_bytes(blob, most, f"site {name}").params.get("main", {})
     if {key: (tuple(t.shape), t.dtype) for key, t in state.items()} != {k: (shapes[k], dtypes[k]) for k in shapes}:
         raise ValueError("its initial weights are not those it described")
+    if not all_finite(*state.values()) or any(
+        t.is_floating_point() and t.numel() and max(map(abs, map(float, t.aminmax()))) > LARGEST for t in state.values()
+    ):
+        raise ValueError("its initial weights hold values that no network has")
     return state
 
 

@@ -12,11 +12,11 @@ from polyfed.core.errors import MessageError
 from polyfed.core.message import Message
 from polyfed.core.method import Method, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context
+from polyfed.flower.describe import LARGEST
 from polyfed.flower.rehearse import Problem, Sizes, Spec, Template, needs_stand_in, rehearse
 from polyfed.flower.weights import lessened
 
 ROUNDING = 1e-6  # by this share a number may differ from what the plan gives
-LARGEST = 1e10  # of any number that is not whole; beyond it, one site could drown all others
 
 
 class Expectations:
