@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from polyfed.build import make_blueprint, make_module
-from polyfed.core.blob import DTYPES, all_finite
+from polyfed.core.blob import DTYPES
 from polyfed.core.errors import MessageError
 from polyfed.core.learner import Learner
 from polyfed.core.message import MAX_AXES, MAX_TENSORS, Message, State
@@ -272,10 +272,9 @@ def _initial(
     state = Message.from_bytes(blob, most, f"site {name}").params.get("main", {})
     if {key: (tuple(t.shape), t.dtype) for key, t in state.items()} != {k: (shapes[k], dtypes[k]) for k in shapes}:
         raise ValueError("its initial weights are not those it described")
-    if not all_finite(*state.values()) or any(
-        t.is_floating_point() and t.numel() and max(map(abs, map(float, t.aminmax()))) > LARGEST for t in state.values()
-    ):
-        raise ValueError("its initial weights hold values that no network has")
+    floats = [tensor for tensor in state.values() if tensor.is_floating_point() and tensor.numel()]
+    if any(max(map(abs, map(float, tensor.aminmax()))) > LARGEST for tensor in floats):
+        raise ValueError(f"its initial weights hold values beyond {LARGEST:g}, which no network has")
     return state
 
 
