@@ -182,6 +182,8 @@ def test_values_that_make_no_sense_are_refused(options, words):
 def test_clients_of_several_widths_are_refused():
     with pytest.raises(pf.InputError, match="same architecture"):
         federation(HeteroFLDynamic(), problem((18, 24)), (NORMED, "cnn:4-8,bn@0.5"))
+    with pytest.raises(pf.InputError, match=r"of one family .*: give all clients one model"):
+        federation(HeteroFLDynamic(), problem((18, 24)), (NORMED, "mlp:1x8"))
 
 
 def test_a_server_that_checks_replies_takes_those_of_every_level(monkeypatch):

@@ -221,7 +221,7 @@ def test_what_cannot_be_is_refused():
         InclusiveFL(beta=1.5)
     with pytest.raises(InputError, match="one shape for each name"):
         made(InclusiveFL(beta=0.0), ["mlp:2x8@1", "mlp:2x8@0.5"])
-    with pytest.raises(InputError, match="architectures of one family"):
+    with pytest.raises(InputError, match=r"architectures of one family .*: use depths of one network"):
         made(InclusiveFL(), ["mlp:2x8", "cnn:4"])
 
 

@@ -43,6 +43,8 @@ REMEDIES = {
     "public": "add public data (--public N or --public NAME:N)",
     "public_labels": "give its labels too, or set the method's public_epochs=0",
     "same_arch": "give all clients one model",
+    "family": "use depths of one network, such as resnet18,resnet26",
+    "mlp": "use perceptrons, such as mlp:1x64",
     "width": "use width rates of one network, such as cnn:16-32@1,cnn:16-32@0.5",
 }
 
@@ -96,7 +98,9 @@ def missing(
     for need in sorted(needs - {"classes"}):
         found = _lacking(need, infos, blueprints, public, input_shape)
         if found is not None:
-            remedy = f": {REMEDIES[need]}" if need in REMEDIES else ""
+            kinds = ("same_arch", "width") if need == "family" else ()  # what kind of family it is to be says more
+            told = next((kind for kind in kinds if kind in needs), need)
+            remedy = f": {REMEDIES[told]}" if told in REMEDIES else ""
             return f"{EXPLAINED[need]}, but {found}{remedy}"
     return method.misfit(infos, blueprints, input_shape)
 
