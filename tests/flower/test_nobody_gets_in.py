@@ -272,6 +272,17 @@ def test_a_new_federation_is_no_new_budget(site):
     assert "takes part" not in site.answer(later, b"")[0].get("error", "")  # the first one goes on as agreed
 
 
+def test_a_damaged_ledger_of_an_earlier_federation_is_said_and_counts_where_a_bound_is_set(site):
+    old = site.folder / "0123456789abcdef" / "privacy.json"
+    old.parent.mkdir(parents=True)
+    old.write_text("{")
+    private = {"epsilon": 1.0, "delta": 1e-5}
+    assert "error" not in site.answer(run(federation="0" * 16, privacy=private), b"")[0]
+    assert any("What was spent in earlier federations is not known" in line for line in site.said)
+    site.max_epsilon = 8.0
+    assert "privacy.json" in site.answer(run(federation="0" * 16, privacy=private), b"")[0]["error"]
+
+
 @pytest.mark.parametrize("change", [{"name": "tell me more"}, {"up": False}, {"who": "all"}, {"down": False}])
 def test_a_site_does_only_what_the_method_plans(site, change):
     answer = site.answer(work({"down": True, **change}), b"")[0]

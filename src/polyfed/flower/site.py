@@ -333,9 +333,18 @@ class Site(SiteFolder):
             self.told.add(run["federation"])
             for line in what_leaves(self.model, self.data, method, blueprint, run):
                 self.say(line)
-            privacy = privacy_of(run)
-            if privacy.on and (before := self.spent_elsewhere({"run": run}, privacy.delta)):
-                self.say(f"This site has spent epsilon {before:.4g} in earlier federations: epsilons add up.")
+            if (privacy := privacy_of(run)).on:
+                self.tell_spent(run, privacy.delta)
+
+    def tell_spent(self, run: Mapping[str, Any], delta: float) -> None:
+        """Say what earlier federations cost."""
+        try:
+            before = self.spent_elsewhere({"run": run}, delta)
+        except PolyfedError as error:
+            self.say(f"What was spent in earlier federations is not known: {error}")
+            return
+        if before:
+            self.say(f"This site has spent epsilon {before:.4g} in earlier federations: epsilons add up.")
 
     def last_words(self) -> list[str]:
         """Return what the people here have from it: what was gained, and their model."""
