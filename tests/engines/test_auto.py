@@ -96,6 +96,13 @@ def test_neighbors_do_not_change_the_numbers_of_convolutions(model: str, monkeyp
         assert all(torch.equal(weights(everybody, client), weights(fewer, client)) for client in places)
 
 
+@pytest.mark.usefixtures("always")
+def test_convolutions_whose_loss_needs_more_than_outputs_train_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = pf.run("fml", synthetic(), ["cnn:4-8"], 2, engine="threads")  # each client has a second network
+    monkeypatch.delattr(batched, "run_stack")
+    assert same(pf.run("fml", synthetic(), ["cnn:4-8"], 2, engine="auto"), threads)
+
+
 class Scaled(nn.Module):
     """A linear layer, and a parameter that belongs to no layer."""
 
