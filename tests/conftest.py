@@ -11,22 +11,26 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 
-torch.set_num_threads(1)
 os.fsync = lambda file: None
 PLAIN = re.compile(r"(mlp|cnn|resnet\d+)(:[\w,-]+)?(@[\d.]+)?")  # networks of our own whose names say all about them
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection():
+def pytest_collection(session):
     """Tests and imports stay until the end: nobody need look through their half a million objects again and again."""
+    if session.config.pluginmanager.hasplugin("dsession"):  # other processes collect, this one need not know torch
+        return (yield)
+    import torch
+
+    torch.set_num_threads(1)
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
         gc.enable()
+        gc.set_threshold(10_000)  # not 700: looking so often finds next to nothing
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -36,6 +40,7 @@ def made_once():
     These are the parser of the command line (75 ms) and the description of a plain network, for which it is built,
     checked and tried (15 ms). Nobody may change a description; if somebody does, tests of equal runs differ.
     """
+    import torch
     import typer.main
     import typer.testing
 
