@@ -116,6 +116,7 @@ def test_a_server_that_goes_back_to_a_checkpoint_cannot_have_a_round_twice(tmp_p
     federation = LiveFederation.__new__(LiveFederation)
     federation.method, federation.ctx, federation.server = Method(), None, Party(-1, None, PartyData())
     federation.directory = SimpleNamespace(path=tmp_path, load=lambda: None, history=list)
+    federation.backend = SimpleNamespace()
     federation.server.memory[KEPT] = {"0": [[1.0, 5.0, 3]]}
     federation._fuse(Step(), {}, {})
     federation.server.memory[KEPT] = {"0": [[1.0, 5.0, 2]]}  # as in an older checkpoint
