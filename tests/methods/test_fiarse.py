@@ -9,6 +9,7 @@ from public_problem import EVALUATE, exchange, federation, party, problem, same,
 from torch import nn
 
 import polyfed as pf
+from polyfed.core.fields import in_words, types_of
 from polyfed.core.message import Message
 from polyfed.core.method import Step
 from polyfed.core.settings import Training
@@ -254,6 +255,7 @@ def test_frozen_weights_neither_compete_nor_travel():
         ({"sizes": ()}, "sizes is empty"),
         ({"sizes": (1.0, 0.0)}, "above 0"),
         ({"sizes": (1.1,)}, "at most 1"),
+        ({"sizes": "1.0,0.25"}, r"sizes is a list in brackets, such as \[1, 2\], got '1.0,0.25'"),
         ({"view": "prefix"}, "view must stay 'auto'"),
         ({"server_lr": -1.0}, "negative"),
         ({"scope": "stage"}, "scope"),
@@ -262,6 +264,10 @@ def test_frozen_weights_neither_compete_nor_travel():
 def test_values_that_make_no_sense_are_refused(options, words):
     with pytest.raises(pf.InputError, match=words):
         FIARSE(**options)
+
+
+def test_the_list_of_sizes_is_told_in_words():
+    assert in_words(types_of(FIARSE)["sizes"]) == "list of numbers, each above 0, at most 1"
 
 
 def test_clients_of_other_architectures_are_refused():

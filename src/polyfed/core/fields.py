@@ -105,7 +105,10 @@ def in_words(hint: Any) -> str:
         return " or ".join(NONE if part is NoneType else in_words(part) for part in get_args(base))
     if get_origin(base) in (tuple, list):
         inner = [in_words(part) for part in get_args(base) if part is not Ellipsis]
-        return f"list of {inner[0]}s" if Ellipsis in get_args(base) else f"[{', '.join(inner)}]"
+        if Ellipsis not in get_args(base):
+            return f"[{', '.join(inner)}]"
+        name, _, limits = inner[0].partition(", ")
+        return f"list of {name}s" + (f", each {limits}" if limits else "")
     names = {int: "whole number", float: "number", bool: "true | false", str: "word"}
     limits = [_limit(constraint) for constraint in constraints]
     return ", ".join([names.get(base, getattr(base, "__name__", str(base))), *filter(None, limits)])
@@ -182,6 +185,7 @@ _WORDS = {
     "bool_parsing": "is true or false",
     "bool_type": "is true or false",
     "string_type": "must be a word",
+    "tuple_type": "is a list in brackets, such as [1, 2]",
     "is_instance_of": "must be a {class}",
 }
 
