@@ -107,8 +107,8 @@ def in_words(hint: Any) -> str:
         inner = [in_words(part) for part in get_args(base) if part is not Ellipsis]
         if Ellipsis not in get_args(base):
             return f"[{', '.join(inner)}]"
-        name, _, limits = inner[0].partition(", ")
-        return f"list of {name}s" + (f", each {limits}" if limits else "")
+        name, _, bounds = inner[0].partition(", ")
+        return f"list of {name}s" + (f", each {bounds}" if bounds else "")
     names = {int: "whole number", float: "number", bool: "true | false", str: "word"}
     limits = [_limit(constraint) for constraint in constraints]
     return ", ".join([names.get(base, getattr(base, "__name__", str(base))), *filter(None, limits)])
