@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -107,3 +109,17 @@ def test_which_networks_are_small() -> None:
     assert is_small(projected, (1, 8, 8), 16)
     assert not is_small(build("mlp:1x8", (1, 8, 8), 10), (1, 8, 8), 16)
     assert not is_small(nn.Sequential(nn.Conv2d(1, 2, 3)), (1, 8, 8), 1)  # its code is not known
+
+
+@pytest.mark.long  # a process of its own
+def test_a_first_round_imports_nothing_that_only_a_compiler_needs() -> None:
+    code = (
+        "import sys, polyfed as pf\n"
+        "from polyfed.engines import convolutions\n"
+        "steps, take = [], convolutions.ConvolutionProgram.gradients\n"
+        "convolutions.ConvolutionProgram.gradients = lambda *given: steps.append(1) or take(*given)\n"
+        "pf.run('fedavg', pf.split('digits', clients=4, by='iid'), 'cnn:4-8', 1)\n"
+        "print(bool(steps), *({'sympy', 'torch._dynamo'} & sys.modules.keys()))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["True"]
