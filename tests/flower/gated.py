@@ -31,7 +31,12 @@ def stand_before(gate: str) -> None:
 
 
 class GatedSite(Site):
-    """A site with gates before its work of a round and after it, when its state is written and no reply is sent."""
+    """A site with gates before its work of a round, after it (state written, no reply sent), and before its end."""
+
+    def answer(self, head: dict[str, Any], body: Body) -> tuple[dict[str, Any], bytes]:
+        if head.get("kind") == "end":
+            stand_before(f"{self.name}-end")
+        return super().answer(head, body)
 
     def work(self, head: dict[str, Any], body: Body) -> tuple[dict[str, Any], bytes]:
         global now

@@ -163,6 +163,18 @@ class Mailbox:
                 waiting.discard(message.metadata.reply_to_message_id)
             time.sleep(QUICK)
 
+    def tell_comers(self, kind: str, clients: Iterable[int], head: Head, patience: float) -> None:
+        """Send something that needs no answer to whoever connects within some time after the last one did."""
+        away, end = set(clients), time.monotonic() + patience
+        while away and time.monotonic() < end:
+            self.refresh()
+            online = self.nodes()
+            here = {client for client in away if self.node_ids.get(client) in online}
+            if here:
+                self.tell(kind, here, head, patience)
+                away, end = away - here, time.monotonic() + patience
+            time.sleep(QUICK)
+
     def with_news(self, client: int, head: Head) -> Head:
         """Add what a client that reads along has not been told of the audit."""
         news = self.audit.news(client)

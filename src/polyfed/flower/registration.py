@@ -130,7 +130,7 @@ class Registration:
         TooFewSites
             When the time is over and too few have come.
         """
-        known = self._readable(known)
+        known = self.readable(known)
         new = [number for number, site in enumerate(self.sites) if site not in known]
         questions = dict.fromkeys(new, lambda: ({"kind": "describe", "run": self.run}, b""))
         introductions = dict(known)
@@ -174,7 +174,7 @@ class Registration:
         self.say(f"{len(self.here)} of {len(self.sites)} sites take part.")
         return introductions
 
-    def _readable(self, known: Introductions) -> Introductions:
+    def readable(self, known: Introductions) -> Introductions:
         """Read the introductions of an earlier start; a site whose one cannot be used any more is asked again."""
         found: Introductions = {}
         for site, about in known.items():

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from polyfed import methods
-from polyfed.core.checkpoint import pack_tree, unpack_tree, write_atomic
+from polyfed.core.checkpoint import pack_tree, read_json, unpack_tree, write_atomic
 from polyfed.core.errors import InputError, PolyfedError
 from polyfed.core.method import Method
 from polyfed.core.metrics import Metric, make_metrics
@@ -37,6 +37,7 @@ from polyfed.flower.weights import in_words
 from polyfed.result import Result
 from polyfed.terminal.stopping import Stopped
 
+RESULT = "result.json"
 Observer = Callable[[Line], None]
 Met = tuple[ClientInfo, Blueprint]  # what an introduction tells
 Observers = Sequence[Observer] | Callable[[], Sequence[Observer]]  # a function is called when the sites are there
@@ -72,12 +73,14 @@ def run_federation(
     observers: Observers = (),
     say: Callable[[str], None] = print,
 ) -> Result:
-    """Register the sites, run the rounds, tell the sites that it is over."""
+    """Register the sites, run the rounds, keep the result, and then tell the sites that it is over."""
     assert given.directory is not None
     out = given.directory.path
     check = partial(agree, public=fingerprint(given.public), needs_public="public" in given.method.requirements())
     registration = Registration(mailbox, given.run, given.sites, say, check, given.read)
-    introductions = registration.wait(_load_introductions(out) if resume else {})
+    over = resume and is_over(given)
+    known = _load_introductions(out) if resume else {}
+    introductions = registration.readable(known) if over else registration.wait(known)
     _leave_out_misfits(mailbox, given, introductions, registration.met, say)
     clients = [given.sites.index(site) for site in introductions]
     try:
@@ -94,16 +97,35 @@ def run_federation(
         history = federation.run(resume)
         if (told := in_words_of_budget(federation, out)) is not None:
             say(told)
-        alone = _alone(mailbox, given, federation, infos, say)
+        alone = (
+            read_json(out / RESULT)["accuracy"].get("alone") if over else _alone(mailbox, given, federation, infos, say)
+        )
     except PolyfedError as error:
         if not isinstance(error, TooFewSites | Stopped):  # after these the run is resumed: the sites wait for that
             mailbox.audit.write("ended", why=str(error))
             mailbox.tell("query.end", clients, {"kind": "end", "run": given.run, "reason": str(error)}, END_SECONDS)
         raise
-    mailbox.audit.write("ended")
-    mailbox.tell("query.end", clients, {"kind": "end", "run": given.run, "reason": ""}, END_SECONDS)
     first = next(iter(introductions.values()))[0]
-    return _result(federation, infos, first, history, given.directory, given.sites, alone)
+    result = _result(federation, infos, first, history, given.directory, given.sites, alone)
+    # Not earlier: a server that is killed here is resumed without the sites that know already, and has all it needs.
+    mailbox.audit.write("ended")
+    goodbye = {"kind": "end", "run": given.run, "reason": ""}
+    if over:
+        say(f"This federation has ended; its result is in {out}. Sites that still wait for the end are told.")
+        mailbox.tell_comers("query.end", clients, goodbye, END_SECONDS)
+    else:
+        mailbox.tell("query.end", clients, goodbye, END_SECONDS)
+    return result
+
+
+def is_over(given: Given) -> bool:
+    """Tell whether all rounds are done and the result is kept: only sites may not know it yet."""
+    assert given.directory is not None
+    history = given.directory.history()
+    if not history or not (given.directory.path / RESULT).is_file():
+        return False
+    last = history[-1]
+    return last["round"] >= given.run["rounds"] or "stopped" in last or len(last.get("spent", ())) == len(given.sites)
 
 
 def in_words_of_budget(federation: LiveFederation, out: Path) -> str | None:
