@@ -202,7 +202,7 @@ def test_a_bad_introduction_of_an_earlier_start_is_asked_for_again_and_bricks_no
     again = Registration(None, server.given.run, sites, said.append, lambda heads: None, server.given.read)
     head, blob = server.introductions["south"]
     known = {**server.introductions, "south": ({**head, "samples": 2**40}, blob)}
-    assert set(again._readable(known)) == {*sites} - {"south"} == set(again.met)
+    assert set(again.readable(known)) == {*sites} - {"south"} == set(again.met)
     assert len(said) == 1 and "Asking again: Site south cannot take part" in said[0]
 
 
