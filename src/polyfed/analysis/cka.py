@@ -1,4 +1,4 @@
-"""Linear centred kernel alignment between clients, stage by stage.
+"""Linear centered kernel alignment between clients, stage by stage.
 
 Kornblith, Norouzi, Lee, Hinton, 2019 (https://arxiv.org/abs/1905.00414); used to compare clients of a federation in
 FedIN, Fig. 6 and 7.
@@ -16,14 +16,14 @@ from polyfed.analysis.opening import OpenedRun, first_samples, stage_outputs
 
 
 def gram(x: Tensor) -> Tensor:
-    """Return the inner products of centred features, `[n, n]`: features may be far wider than n."""
+    """Return the inner products of centered features, `[n, n]`: features may be far wider than n."""
     x = x.flatten(1).double()
     x = x - x.mean(0)
     return x @ x.T
 
 
 def _alignment(k: Tensor, l: Tensor) -> float:  # noqa: E741 (K and L as in the paper)
-    # tr(KL) / (|K| |L|) equals |Y'X|² / (|X'X| |Y'Y|) in Frobenius norms, for centred features
+    # tr(KL) / (|K| |L|) equals |Y'X|² / (|X'X| |Y'Y|) in Frobenius norms, for centered features
     norms = float(k.norm() * l.norm())
     return float((k * l).sum()) / norms if norms else float("nan")
 

@@ -2,7 +2,7 @@
 
 A message holds named model states (possibly partial or sliced), named tensors, and a few numbers or words. It
 travels as one safetensors blob, never as a pickle. Its size is counted, not estimated: `nbytes()` is the payload
-(what the cost formulas of the papers count) and `wire_bytes()` is the exact length of the serialised blob.
+(what the cost formulas of the papers count) and `wire_bytes()` is the exact length of the serialized blob.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def numpy_generator(seed: int, purpose: str, round: int = 0, client: int = SERVE
 def seeded(seed: int, purpose: str, round: int = 0, client: int = SERVER) -> Iterator[None]:
     """Run the block with the global generators of torch, Python and NumPy at a seed of the tree, then put them back.
 
-    Modules initialise themselves from the global generator, and some draw from it in every pass (functional dropout,
+    Modules initialize themselves from the global generator, and some draw from it in every pass (functional dropout,
     noise); this is the one place where it is used. The lock keeps two threads from seeding it under each other.
     """
     number = seed_of(seed, purpose, round, client)

@@ -182,7 +182,7 @@ def check_finite(totals: Totals, party: Party, ctx: Context, name: str, per_batc
 
 
 class Stepper:
-    """One update with its optimiser, for the length of a stage."""
+    """One update with its optimizer, for the length of a stage."""
 
     def __init__(
         self, update: Update, training: Training, party: Party, name: str, guard: PrivateTraining | None = None
@@ -212,7 +212,7 @@ class Stepper:
     def step(
         self, nets: Mapping[str, Net], batch: Batch, aux: Mapping[str, Any], rate: float, totals: Totals | None = None
     ) -> tuple[Tensor, Sums]:
-        """Take one optimiser step and return the (first) loss, and what the losses gave beside themselves."""
+        """Take one optimizer step and return the (first) loss, and what the losses gave beside themselves."""
         sums: Sums = {}
         for parameter in self.parameters:
             parameter.grad = None

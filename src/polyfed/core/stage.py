@@ -1,4 +1,4 @@
-"""A stage is one piece of optimisation, described as data; whoever drives a client runs it.
+"""A stage is one piece of optimization, described as data; whoever drives a client runs it.
 
 The loss is pure: it sees models only through `nets`, tensors only through `batch` and `aux`, and draws no random
 numbers itself (`draws` puts them into the batch). So an engine may run a stage on one live module, or the pending
@@ -64,7 +64,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Update:
-    """One optimiser step on a batch: a loss (or several), and the parameters it moves.
+    """One optimizer step on a batch: a loss (or several), and the parameters it moves.
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ class Update:
     project
         Pure map applied to the moved parameters after the step (clamping to a range, for instance).
     training
-        Learning rate and optimiser of this update; None takes the stage's.
+        Learning rate and optimizer of this update; None takes the stage's.
     """
 
     losses: tuple[LossFunction, ...]
@@ -110,7 +110,7 @@ class Stage:
     epochs, steps
         How long; both None takes the epochs of the training settings. With `steps`, data is repeated as needed.
     training
-        Batch size, optimiser, learning rate; None takes the run's settings.
+        Batch size, optimizer, learning rate; None takes the run's settings.
     shuffle
         New order each epoch (on by default).
     sum_gradients

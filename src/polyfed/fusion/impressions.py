@@ -95,7 +95,7 @@ def impressions_of(
     input_shape
         Of one input; None: as a first linear layer says.
     number, steps
-        Inputs for each network and class, and optimisation steps.
+        Inputs for each network and class, and optimization steps.
     """
     made = []
     for place, (network, rng) in enumerate(zip(networks, rngs, strict=True)):

@@ -70,7 +70,7 @@ class AMS(OneShot):
         Of the distillation, T²·KL(teacher || student); a temperature of 0 stands for 2, or 20 for `zero_shot`.
         Batches are as large as the run's.
     impressions, impression_steps
-        For `zero_shot`: inputs for each class and network, and optimisation steps.
+        For `zero_shot`: inputs for each class and network, and optimization steps.
     """
 
     name: ClassVar[str] = "ams"

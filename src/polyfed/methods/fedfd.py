@@ -8,7 +8,7 @@ the width of a teacher by a projection with orthonormal columns (`feature_teachi
 docs/methods/fedfd.md. Clients take levels with their models: `levels("cnn:16-32-64", "a-d-g")`.
 
 Deviations:
-    The paper gives no distributions for its KL divergence, no optimiser, no number of distillation epochs and no public
+    The paper gives no distributions for its KL divergence, no optimizer, no number of distillation epochs and no public
     set: softmax over features at temperature 1, SGD with momentum 0.9 and no weight decay, one epoch, and the run's
     public data. The printed argument order of the KL divergence is `kl_direction="student_teacher"`.
     Optimiser state, of projections too, is new each round.
