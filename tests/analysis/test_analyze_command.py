@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 import polyfed as pf
-from polyfed.analysis.cka import linear_cka
+from polyfed.analysis.cka import cka_matrix
 from polyfed.analysis.command import ANALYSES, analyze
 from polyfed.analysis.opening import open_run, stage_outputs
 from polyfed.analysis.robustness import accuracy_by_alpha
@@ -65,7 +65,7 @@ def test_cka_command(runs, tmp_path):
     matrix = numbers["stages"]["features"]["matrix"]
     x = open_run(path).clients.test.inputs(torch.arange(40))
     first, third = (result.models[client].eval().features(x).detach() for client in (0, 2))
-    assert matrix[0][2] == pytest.approx(linear_cka(first, third), abs=1e-6)
+    assert matrix[0][2] == pytest.approx(float(cka_matrix([first, third])[0, 1]), abs=1e-6)
     assert 0 < matrix[0][1] < 1
     assert (tmp_path / "stages.png").is_file() and (tmp_path / "clients-fedavg-seed0.pdf").is_file()
 
@@ -87,9 +87,12 @@ def test_every_analysis_writes_its_figure(runs, tmp_path, name, settings, file):
     json.loads((tmp_path / "numbers.json").read_text())
 
 
-def test_disturbing_draws_the_worst_seed_and_a_histogram(tmp_path):
+def test_disturbing_draws_the_worst_and_the_best_seed_and_a_histogram(tmp_path):
     numbers, figures, _ = ANALYSES["disturbing"]([], seeds=6, epochs=20)
-    assert list(figures) == ["disturbing", "disturbing-histogram", "disturbing-example"]
+    assert list(figures) == ["disturbing", "disturbing-histogram", "disturbing-example", "disturbing-success"]
+    best = max(numbers["runs"], key=lambda run: run["fused"])
+    success = figures["disturbing-success"].axes[2]
+    assert success.get_title(loc="left") == f"sum of both: {100 * best['fused']:.0f} %"
     (axes,) = figures["disturbing-histogram"].axes
     assert sum(bar.get_height() for bar in axes.patches) == 6
     worst = min(numbers["runs"], key=lambda run: run["fused"])

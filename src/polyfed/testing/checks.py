@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -186,7 +187,9 @@ def rules_against_bad_senders_slot_in(setting: Setting) -> None:
     rule = next((name for name in ("median", "norm") if fits(Rule(name), setting.method)), None)
     if rule is None:
         raise NotApplicable("its replies are not combined")
-    result = setting.run(rounds=1, robust=rule)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", f"robust={rule}: ")  # so few clients: it may have nobody to compare
+        result = setting.run(rounds=1, robust=rule)
     assert "missing" not in result.history[-1], f"under {rule}: {result.history[-1]['missing']}"
     assert all(math.isfinite(value) for value in result.accuracy()["per_client"])
 
