@@ -11,8 +11,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from files import outcome
+from torch import Tensor
 
 from forked import Forked, Forks
 
@@ -22,6 +24,7 @@ RUN = [
     *("--set", "checkpoint_seconds=0", "--quiet"),
 ]
 HANG = 600.0  # seconds for one command
+ROUNDS = 60  # of a federation
 WHOLE = 6  # every so many-th kill is one of a process that also imports; the others are forked from one that has
 DATA = """
 import numpy as np
@@ -160,7 +163,7 @@ def federations(kills: int, seed: int, folder: Path, found: Killed) -> None:
     for disturbed in (False, True):
         port, out = free_port(), folder / f"federation-{disturbed}"
         where = ["--insecure", "--sites", "north,south", "--port", str(port), "--out", str(out), "--wait", "300"]
-        first = ["serve", "--method", "fedavg", "--rounds", "6", "--batch-size", "8", *where]
+        first = ["serve", "--method", "fedavg", "--rounds", str(ROUNDS), "--batch-size", "8", *where]
         again = ["serve", "--resume", *where]
         sites = []
         for site in ("north", "south"):
@@ -171,7 +174,7 @@ def federations(kills: int, seed: int, folder: Path, found: Killed) -> None:
         try:
             for _ in range(kills if disturbed else 0):
                 process = start(again if _begun(out) else first, folder, f"serve-{disturbed}")
-                time.sleep(rng.random() * span)
+                time.sleep(rng.random() * span / 4)  # a fourth: most kills fall before the last round
                 process.send_signal(rng.choice((signal.SIGKILL, signal.SIGTERM)))
                 found.kills += 1
                 _wait(process, "serve", found)
@@ -204,7 +207,7 @@ def federations(kills: int, seed: int, folder: Path, found: Killed) -> None:
             found.different.append(f"serve: {one} became {other}")
 
 
-def _said(out: Path) -> tuple[list[dict[str, object]], bytes]:
+def _said(out: Path) -> tuple[list[dict[str, object]], dict[str, object]]:
     """Return what a federation's rounds say, and the server's last state.
 
     Who was away meanwhile is named in a line, and so is a measurement that lacks somebody: neither is silent.
@@ -212,6 +215,8 @@ def _said(out: Path) -> tuple[list[dict[str, object]], bytes]:
     import json
 
     from files import timeless
+
+    from polyfed.core.checkpoint import unpack_tree
 
     lines = [timeless(json.loads(line)) for line in (out / "history.jsonl").read_text().splitlines()]
     # A kill between the last index and the sweep leaves an older file beside the one that counts.
@@ -221,7 +226,14 @@ def _said(out: Path) -> tuple[list[dict[str, object]], bytes]:
         line.pop("missing", None)
         if "clients" in line.get("accuracy", {}):
             del line["accuracy"]
-    return lines, server.read_bytes()
+    return lines, _numbers(unpack_tree(server.read_bytes(), str(server)))
+
+
+def _numbers(tree: Any, path: str = "") -> dict[str, object]:
+    """Return what a tree holds by its place there: files of equal trees may differ in the order of their tensors."""
+    if isinstance(tree, dict):
+        return {place: value for key in tree for place, value in _numbers(tree[key], f"{path}/{key}").items()}
+    return {path: (str(tree.dtype), tree.tolist()) if isinstance(tree, Tensor) else tree}
 
 
 def _begun(out: Path) -> bool:
