@@ -440,6 +440,21 @@ def test_an_order_that_came_before_a_restart_is_an_old_one_too(keys, tmp_path):
     assert len(file.read_text().splitlines()) == 2
 
 
+def test_numbers_of_orders_are_whole_or_the_site_does_not_start(keys, tmp_path):
+    site, file = read_site_keys(keys / "site-north"), tmp_path / "orders"
+    head = dict(signed(keys, "north", {"kind": "end"}, b"")["head"])
+    SealCheck(site, file).check(head, head["json"], b"")
+    sound = file.read_bytes()
+    for place in range(len(sound) - 1):
+        file.write_bytes(sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :])
+        with pytest.raises(InputError, match=r"orders is damaged .*another --state"):
+            SealCheck(site, file)
+    file.write_bytes(sound + sound[:20])  # killed while it wrote the second one
+    with pytest.raises(MessageError, match="came twice"):
+        SealCheck(site, file).check(head, head["json"], b"")
+    assert file.read_bytes() == sound
+
+
 def test_a_site_that_forgot_what_it_has_spent_is_named(tmp_path):
     """Only the server can see that a folder was lost: the epsilon that it is told falls. A sum never does."""
     pytest.importorskip("dp_accounting")
@@ -702,6 +717,11 @@ def test_a_damaged_line_of_the_audit_ends_nobodys_work(tmp_path):
     with (tmp_path / "audit.jsonl").open("ab") as file:
         file.write(b'{"time": 1, "ev\xff\n')
     audit.write("arrived", "north")
+    content = (tmp_path / "audit.jsonl").read_bytes()
+    (tmp_path / "audit.jsonl").write_bytes(content.replace(b"arrived", b"brrived"))  # one bit
+    assert [entry["event"] for entry in audit.news(0)] == ["joined", "damaged", "damaged"]
+    (tmp_path / "audit.jsonl").write_bytes(content)
+    audit.told[0] = 0
     assert [entry["event"] for entry in audit.news(0)] == ["joined", "damaged", "arrived"]
 
 

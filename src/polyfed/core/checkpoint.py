@@ -85,7 +85,7 @@ def sync_folder(folder: Path) -> None:
 def write_json(path: Path, value: Any, private: bool = False) -> None:
     """Write a JSON file atomically; a table gets a checksum of its content."""
     if isinstance(value, dict):
-        value = {**value, CHECKSUM: _sum_of(value)}
+        value = with_checksum(value)
     write_atomic(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode(), private)
 
 
@@ -106,6 +106,19 @@ def parse_json(path: Path) -> Any:
         return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise RunDirectoryError(f"Cannot read {path}: {error}.") from error
+
+
+def with_checksum(value: dict[str, Any]) -> dict[str, Any]:
+    """Return a table with the checksum of its content."""
+    return {**value, CHECKSUM: _sum_of(value)}
+
+
+def checked(value: Any) -> dict[str, Any] | None:
+    """Return the table that `with_checksum` was given; None: it is no such table, or not as it was."""
+    if not isinstance(value, dict) or CHECKSUM not in value:
+        return None
+    content = {key: item for key, item in value.items() if key != CHECKSUM}
+    return content if value[CHECKSUM] == _sum_of(content) else None
 
 
 def _sum_of(value: dict[str, Any]) -> str:

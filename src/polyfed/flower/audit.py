@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from polyfed.core.checkpoint import added_to
+from polyfed.core.checkpoint import added_to, checked, with_checksum
 from polyfed.core.errors import PolyfedError
 
 FILE = "audit.jsonl"
@@ -40,7 +40,7 @@ class Audit:
             return
         try:
             with added_to(self.path) as file:
-                file.write(json.dumps(entry, sort_keys=True) + "\n")
+                file.write(json.dumps(with_checksum(entry), sort_keys=True) + "\n")
         except OSError as error:
             raise PolyfedError(f"Cannot write {self.path} ({error.strerror}).") from error
 
@@ -62,7 +62,7 @@ class Audit:
 def _entry(line: bytes) -> Entry:
     """Return an entry; one that a full disk or a flipped bit spoiled is told as such, and ends nobody's work."""
     try:
-        found = json.loads(line)
+        found = checked(json.loads(line))
     except (ValueError, RecursionError):
         found = None
-    return found if isinstance(found, dict) else {"event": "damaged", "line": line[:WORDS].decode(errors="replace")}
+    return found if found is not None else {"event": "damaged", "line": line[:WORDS].decode(errors="replace")}

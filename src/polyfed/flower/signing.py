@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from polyfed.core.checkpoint import added_to
-from polyfed.core.errors import MessageError
+from polyfed.core.checkpoint import added_to, digest, write_atomic
+from polyfed.core.errors import InputError, MessageError
 from polyfed.flower.keys import ServerKeys, SiteKeys, load_server_key
 
 SCHEME = ec.ECDSA(hashes.SHA384())
@@ -48,7 +48,7 @@ class SealCheck:
         self.file = file
         self.authority = x509.load_pem_x509_certificate(keys.authority.read_bytes())
         self.known: dict[bytes, ec.EllipticCurvePublicKey] = {}
-        self.seen = set(file.read_text(errors="replace").split()) if file is not None and file.is_file() else set()
+        self.seen = read_numbers(file) if file is not None and file.is_file() else set()
 
     def check(self, found: Mapping[str, Any], text: str, blob: bytes) -> None:
         """Refuse a message that the server did not write for this site.
@@ -72,7 +72,7 @@ class SealCheck:
         if self.file is not None:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with added_to(self.file, 0o600) as lines:
-                lines.write(f"{number}\n")
+                lines.write(f"{number} {digest(number.encode())}\n")
 
     def _key(self, certificate: bytes) -> ec.EllipticCurvePublicKey:
         if certificate not in self.known:
@@ -88,6 +88,26 @@ class SealCheck:
             assert isinstance(key, ec.EllipticCurvePublicKey)
             self.known = {certificate: key}
         return self.known[certificate]
+
+
+def read_numbers(file: Path) -> set[str]:
+    """Return the numbers of the messages that a site has had; of one that it was killed at, the rest is removed.
+
+    Raises
+    ------
+    InputError
+        When the file is damaged: an old message could pass for a new one.
+    """
+    whole, end, rest = file.read_bytes().rpartition(b"\n")
+    if rest:  # it was not answered either
+        write_atomic(file, whole + end, private=True)
+    lines = [line.partition(b" ") for line in whole.splitlines()]
+    if any(digest(number).encode() != checksum for number, _, checksum in lines):
+        raise InputError(
+            f"{file} is damaged (wrong checksum), so old messages of the server could pass for new ones: restore it, "
+            "or join with another --state."
+        )
+    return {number.decode() for number, _, _ in lines}
 
 
 def _content(site: str, number: str, text: str, blob: bytes) -> bytes:
