@@ -27,6 +27,7 @@ from torch import nn
 from polyfed.core.message import Message
 from polyfed.core.method import Replies, Step
 from polyfed.core.party import Blueprint, ClientInfo, Context
+from polyfed.core.products import warn_unless_exact
 from polyfed.engines.batched import Batched, Job
 from polyfed.engines.convolutions import is_small
 from polyfed.engines.dense import is_perceptron
@@ -97,6 +98,8 @@ class Auto(Batched):
             assert blueprint.build is not None
             shared = sharing(samples[name], batch_size, share)
             self.stacked[name] = not alone and gains(blueprint.build(), input_shape, shared, batch_size)
+        if any(self.stacked.values()):
+            warn_unless_exact()
 
     def groups(self) -> dict[str, str]:
         """Return how clients of each architecture work: as a stack, or whole."""
