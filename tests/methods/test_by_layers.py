@@ -54,7 +54,7 @@ def test_with_one_architecture_it_is_the_method_itself(method):
 
 @bases
 def test_every_tensor_has_the_mean_of_its_owners_and_without_any_stays(method):
-    """Samples 10 and 30, numbers 1 and 5: 4 by samples, 3 with SCAFFOLD's equal weights. Statistics are no exception."""
+    """Samples 10 and 30, numbers 1 and 5: 4 by samples, 3 with SCAFFOLD's equal weights; also of statistics."""
     run = made(method, [SHALLOW, DEEP, DEEP])
     shallow = set(run.method.slots_of(run.ctx.blueprints[SHALLOW], run.ctx))
     alone = set(run.server.state) - shallow

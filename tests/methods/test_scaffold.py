@@ -100,7 +100,7 @@ def test_a_frozen_layer_that_is_shared_by_name_has_no_variate(option):
 
 
 def test_a_gradient_is_clipped_after_its_correction():
-    """Variates are means of whole gradients, far longer than the bound; one step a round, of the rate times the bound."""
+    """Variates are means of whole gradients, far longer than the bound; a step is the rate times the bound."""
     training = pf.Training(epochs=1, batch_size=100, lr=0.1, clip=0.01)
     first, second = (federation(Scaffold(), rounds, training) for rounds in (1, 2))
     for client, control in controls(first).items():
