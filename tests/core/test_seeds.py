@@ -5,6 +5,7 @@ import random
 import numpy as np
 import torch
 
+from polyfed.build import make_blueprint
 from polyfed.core.rng import seed_of, seeded
 
 
@@ -26,3 +27,11 @@ def test_a_block_draws_what_its_seed_gives_and_leaves_the_generators_as_they_wer
         assert draws() == first
     with seeded(3, "init", 1, 3):
         assert all(a != b for a, b in zip(draws(), first, strict=True))
+
+
+def test_a_projection_does_not_disturb_what_the_rest_of_a_network_starts_from():
+    plain, projected = (make_blueprint("mlp:2x16", "mlp:2x16", (4,), 3, 0, size, "linear") for size in (None, 5))
+    body = [name for name in plain.initial if not name.startswith("head")]
+    assert len(body) == 4
+    for name in body:
+        assert torch.equal(projected.initial[f"model.{name}"], plain.initial[name]), name

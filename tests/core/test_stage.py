@@ -189,6 +189,19 @@ def test_columns_and_draws_reach_the_loss_and_do_not_disturb_the_order():
     assert sorted(once) == list(range(9)) != once
 
 
+def test_masks_of_dropout_do_not_disturb_the_order():
+    orders = []
+
+    def look(nets, batch, aux):
+        orders.append(batch["position"].tolist())
+        return cross_entropy(nets, batch, aux)
+
+    for between in (nn.Identity(), nn.Dropout(0.5)):
+        party = client(nn.Sequential(nn.Linear(3, 4), between, nn.Linear(4, 2)), 9)
+        run_stage(Stage(look, columns={"position": torch.arange(9)}), party, context(epochs=3), "main/0")
+    assert len(orders) == 2 * 9 and orders[:9] == orders[9:]
+
+
 def test_orders_draws_and_masks_are_those_of_the_client_and_the_round():
     def seen(id, round):
         found = []

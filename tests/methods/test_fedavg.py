@@ -1,6 +1,8 @@
 """Acceptance properties of FedAvg and FedProx (specification A1, A3, B1)."""
 
 import copy
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -60,6 +62,64 @@ def test_hand_set_weights_give_the_weighted_mean(weighting, expected, monkeypatc
     monkeypatch.setattr(FedAvg, "local", constant)
     result = trained(FedAvg(weighting=weighting), parts(10, 30))
     assert torch.allclose(flat(result.server_model), torch.tensor(expected))
+
+
+@dataclass(frozen=True)
+class InOrder(FedAvg):
+    """Every client takes its samples in the order that they have."""
+
+    name: ClassVar[str] = "in_order"
+
+    def stage(self, client, ctx):
+        return replace(super().stage(client, ctx), shuffle=False)
+
+
+@pytest.mark.parametrize("number", [2, 3, 4])
+def test_clients_with_the_same_samples_in_the_same_order_give_the_network_of_any_of_them(number):
+    one = parts(20)
+    alone, together = (
+        trained(InOrder(), parts_of(one, [0] * copies), rounds=2, training={"batch_size": 8}) for copies in (1, number)
+    )
+    assert torch.equal(flat(together.server_model), flat(alone.server_model))
+
+
+def test_only_those_who_took_part_weigh_in_the_mean(monkeypatch):
+    sizes, values = (10, 20, 30, 40), (1.0, 2.0, 5.0, 9.0)
+
+    def constant(self, client, step, ctx):
+        state = {n: torch.full_like(t, values[client.id]) for n, t in client.inbox.params["main"].items()}
+        return Message({"main": state}, meta={"samples": len(client.train)})
+
+    monkeypatch.setattr(FedAvg, "local", constant)
+    result = trained("fedavg", parts(*sizes), participation=0.5)
+    one, two = result.history[0]["participants"]
+    mean = (sizes[one] * values[one] + sizes[two] * values[two]) / (sizes[one] + sizes[two])
+    assert torch.allclose(flat(result.server_model), torch.tensor(mean))
+
+
+def test_a_round_without_replies_leaves_the_server_as_it_is(monkeypatch):
+    def broken(self, client, step, ctx):
+        state = {n: torch.full_like(t, float("nan")) for n, t in client.inbox.params["main"].items()}
+        return Message({"main": state}, meta={"samples": len(client.train)})
+
+    monkeypatch.setattr(FedAvg, "local", broken)
+    run = prepare(FedAvg(), parts(10, 20), ["mlp:1x8"], Settings(2))
+    run.run()
+    assert [sorted(line["missing"]) for line in run.history] == [["0", "1"]] * 2
+    for name, tensor in run.ctx.blueprints["mlp:1x8"].initial.items():
+        assert torch.equal(run.server.state[name], tensor), name
+
+
+@pytest.mark.parametrize("engine", ["threads", "batched"])
+def test_an_optimizer_remembers_nothing_of_the_round_before(engine):
+    """One full batch a round: its step has no momentum yet, in the second round either."""
+    clients = parts(30, 20)
+    plain, momentum = (
+        trained("fedavg", clients, rounds=2, training={"momentum": m}, engine=engine) for m in (0.0, 0.9)
+    )
+    torch.testing.assert_close(flat(momentum.server_model), flat(plain.server_model), rtol=0, atol=1e-6)
+    longer = trained("fedavg", clients, rounds=1, training={"momentum": 0.9, "epochs": 2}, engine=engine)
+    assert not torch.allclose(flat(longer.server_model), flat(plain.server_model), atol=1e-3)
 
 
 def test_bytes_are_four_a_parameter_and_eight_for_the_count():

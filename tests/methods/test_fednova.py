@@ -97,6 +97,11 @@ def test_constant_gradients_give_the_step_of_the_text(momentum):
     assert_all_moved(run, -RATE * tau_eff * push)
 
 
+def test_equal_steps_are_their_own_common_number():
+    """Four steps each: tau_eff is 4, and the mean of the pushes (1 - 2 + 3)/3."""
+    assert_all_moved(federation(Pushed(), constant_clients((8, 8, 8))), -RATE * 4 * (1 - 2 + 3) / 3)
+
+
 def test_with_a_proximal_term_the_common_number_of_steps_is_the_plain_one():
     run = federation(Pushed(mu=2.0), constant_clients())
     tau_eff = sum(p * tau for p, tau in zip(shares(), (2, 4, 10), strict=True))

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 import polyfed as pf
 from polyfed.api import prepare
+from polyfed.config import Networks
 from polyfed.core.errors import InputError
 from polyfed.core.nets import Net
 from polyfed.core.settings import Participation, Settings
@@ -89,6 +90,20 @@ def test_the_first_round_is_fedavgs_and_the_second_is_not(models):
         assert torch.equal(ours.server.state[name], tensor), name
     ours, plain = (federation(m, 2, models) for m in (Moon(mu=5.0), FedAvg()))
     assert not torch.allclose(ours.server.state["head.weight"], plain.server.state["head.weight"], rtol=1e-3)
+
+
+def test_a_projection_is_trained_and_shared_like_the_rest():
+    """Eight features become five numbers, which the term compares and the classifier sees."""
+    five = Networks(feature_dim=5)
+    off, plain = (federation(m, 2, networks=five) for m in (Moon(mu=0.0), FedAvg()))
+    first, once = (federation(m, 1, networks=five) for m in (Moon(mu=5.0), FedAvg()))
+    assert plain.server.state["projection.weight"].shape == (5, 8)
+    assert plain.server.main.features(torch.zeros(2, 1, 8, 8)).shape == (2, 5)
+    for name, tensor in plain.server.state.items():
+        assert torch.equal(off.server.state[name], tensor), name
+        assert torch.equal(first.server.state[name], once.server.state[name]), name
+    pulled = federation(Moon(mu=5.0), 2, networks=five).server.state["projection.weight"]
+    assert not torch.allclose(pulled, plain.server.state["projection.weight"], rtol=1e-3)
 
 
 @pytest.mark.parametrize("option", [{"temperature": 5.0}, {"mu": 1.0}, {"previous": 2}])

@@ -10,6 +10,8 @@ from polyfed.core.errors import InputError
 from polyfed.core.settings import Participation, Settings
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.scaffold import Scaffold
+from polyfed.models import build
+from polyfed.testing.watch import double_precision
 
 SGD = pf.Training(epochs=2, batch_size=8, lr=0.05)
 DEPTHS = ["mlp:1x8", "mlp:2x8"]
@@ -66,9 +68,60 @@ def test_one_client_is_plain_sgd_and_a_second_round_differs_from_fedavg():
 
 
 def test_both_options_agree_for_plain_sgd():
-    one, other = federation(Scaffold(option="II"), 3), federation(Scaffold(option="gradient"), 3)
+    with double_precision():
+        one, other = federation(Scaffold(option="II"), 3), federation(Scaffold(option="gradient"), 3)
     for name, tensor in one.server.memory["control"].items():
-        torch.testing.assert_close(other.server.memory["control"][name], tensor, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(other.server.memory["control"][name], tensor, rtol=0, atol=1e-9)
+        torch.testing.assert_close(other.server.state[name], one.server.state[name], rtol=0, atol=1e-9)
+
+
+def test_layers_that_stay_at_the_client_are_trained_without_a_correction():
+    """Only the classifier is shared: one full batch moves the first layer by the plain gradient, in every round."""
+    training = pf.Training(epochs=1, batch_size=100, lr=0.1)
+    ours, plain = (federation(m(view="shared:head"), 1, training) for m in (Scaffold, FedAvg))
+    assert ours.server.memory["control"].keys() == {"head.weight", "head.bias"}
+    for client, record in plain.backend.store.records.items():
+        for name, tensor in record.states["main"].items():
+            assert torch.equal(ours.backend.store.records[client].states["main"][name], tensor), name
+    assert federation(Scaffold(view="shared:head"), 2, training).history[-1]["loss"] < plain.history[0]["loss"]
+
+
+def frozen_stem(input_shape, num_classes):
+    module = build("mlp:1x8", input_shape, num_classes)
+    module.stem.requires_grad_(False)
+    return module
+
+
+@pytest.mark.parametrize("option", ["I", "II", "gradient"])
+def test_a_frozen_layer_that_is_shared_by_name_has_no_variate(option):
+    run = federation(Scaffold(view="shared:stem+head", option=option), models=[frozen_stem])
+    assert run.server.memory["control"].keys() == {"head.weight", "head.bias"}
+    assert "stem.linear.weight" in run.server.state
+
+
+def test_a_gradient_is_clipped_after_its_correction():
+    """Variates are means of whole gradients, far longer than the bound; a step is the rate times the bound."""
+    training = pf.Training(epochs=1, batch_size=100, lr=0.1, clip=0.01)
+    first, second = (federation(Scaffold(), rounds, training) for rounds in (1, 2))
+    for client, control in controls(first).items():
+        correction = [first.server.memory["control"][name] - control[name] for name in control]
+        assert torch.cat([c.flatten() for c in correction]).norm() > 0.05
+        own = second.backend.store.records[client].states["main"]
+        way = torch.cat([(own[name] - w).flatten() for name, w in first.server.state.items()])
+        assert float(way.norm()) == pytest.approx(0.1 * 0.01, rel=1e-3)
+
+
+def test_statistics_have_no_variate_and_the_plain_mean():
+    whole, half = (federation(Scaffold(server_lr=rate), 1, models=["cnn:4,bn"]) for rate in (1.0, 0.5))
+    parameters = {name: p.numel() for name, p in whole.server.main.named_parameters()}
+    assert whole.server.memory["control"].keys() == controls(whole)[0].keys() == parameters.keys()
+    for name, tensor in whole.server.state.items():
+        assert torch.equal(half.server.state[name], tensor) == (name not in parameters), name
+    means = [record.states["main"]["stem.norm.running_mean"] for record in whole.backend.store.records.values()]
+    torch.testing.assert_close(whole.server.state["stem.norm.running_mean"], sum(means) / 3)
+    size = 4 * (2 * sum(parameters.values()) + 2 * 4)  # two vectors of statistics, once
+    assert whole.meter.bytes["down"] == dict.fromkeys(range(3), size)
+    assert whole.meter.bytes["up"] == dict.fromkeys(range(3), size + 8)
 
 
 def test_option_one_is_the_gradient_at_the_received_weights():

@@ -85,7 +85,7 @@ def test_the_shrinkage_vanishes_with_a_flat_prior():
     assert float((run(fused, x) - run(original, x)).abs().max()) < 1e-4
 
 
-@pytest.mark.parametrize("number", [2, 5, 12])
+@pytest.mark.parametrize("number", [1, 2, 5, 12])
 @pytest.mark.parametrize("setting", [(1.0, 1.0, 1.0), (1e-6, 1.0, 1.0), (0.1, 10.0, 1.0)])
 def test_the_released_form_shrinks_by_the_known_factors(setting, number):
     sigma2, sigma0_2, gamma = setting
@@ -109,6 +109,26 @@ def test_the_released_form_shrinks_by_the_known_factors(setting, number):
     assert torch.allclose(first.bias[order], with_prior(reference[0].bias, number), rtol=0, atol=1e-12)
     assert torch.allclose(last.weight[:, order], k(1) * reference[1].weight, rtol=0, atol=1e-12)
     assert torch.allclose(last.bias, with_prior(original[1].bias, 1), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("number", [2, 5])
+def test_shares_of_a_class_concern_the_weights_into_the_output_only(number):
+    """Two hidden layers: every network counts fully for the weights between them, and for their biases."""
+    original = network((8, 12, 10, 5))
+    options = Matching(0.1, 10.0, 1.0)
+    shares = [torch.full((5,), 1 / number, dtype=torch.float64)] * number
+    matched = match_networks(copies(original, number), options, rng(), shares)
+    assert [len(layer.weight) for layer in matched.layers] == [12, 10, 5]
+    low, high = (hidden[0] for hidden in matched.assignments)
+    first, second, last = matched.layers
+    below, between, above = copies(original, number)[0]
+    k = {q: (q / 0.1) / (q / 0.1 + 1 / 10.0) for q in (1, number)}
+    assert torch.allclose(first.weight[low], k[number] * below.weight, rtol=0, atol=1e-12)
+    assert torch.allclose(first.bias[low], k[number] * below.bias, rtol=0, atol=1e-12)
+    assert torch.allclose(second.weight[high][:, low], k[number] * between.weight, rtol=0, atol=1e-12)
+    assert torch.allclose(second.bias[high], k[number] * between.bias, rtol=0, atol=1e-12)
+    assert torch.allclose(last.weight[:, high], k[1] * above.weight, rtol=0, atol=1e-12)
+    assert torch.allclose(last.bias, k[1] * above.bias, rtol=0, atol=1e-12)
 
 
 def test_a_small_noise_to_prior_ratio_recovers_the_function():
@@ -147,14 +167,15 @@ def test_no_two_units_of_a_network_share_a_global_unit_and_no_global_unit_is_idl
     assert 9 <= size <= 20
 
 
-def test_the_result_does_not_depend_on_the_order_of_a_networks_units():
-    nets = different([7, 4, 9])
-    moved = [nets[0], shuffled(nets[1], rng(5)), shuffled(nets[2], rng(6))]
+@pytest.mark.parametrize("turned", [(0,), (1,), (2,), (0, 1, 2)])
+@pytest.mark.parametrize("hidden", [[(7,), (4,), (9,)], [(7, 6), (4, 8), (9, 5)]])
+def test_the_result_does_not_depend_on_the_order_of_a_networks_units(hidden, turned):
+    nets = [network((5, *widths, 3), 3 + j) for j, widths in enumerate(hidden)]
+    moved = [shuffled(net, rng(5 + j)) if j in turned else net for j, net in enumerate(nets)]
     x = torch.randn((30, 5), generator=rng(7), dtype=torch.float64)
-    options = Matching(gamma=5.0)
-    assert torch.allclose(
-        run(match_networks(nets, options, rng()).layers, x), run(match_networks(moved, options, rng()).layers, x)
-    )
+    one, other = (match_networks(each, Matching(gamma=5.0), rng()).layers for each in (nets, moved))
+    assert [layer.weight.shape for layer in one] == [layer.weight.shape for layer in other]
+    assert torch.allclose(run(one, x), run(other, x))
 
 
 def layers_with(units, seed):

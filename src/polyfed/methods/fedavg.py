@@ -116,9 +116,10 @@ class FedAvg(Method):
         return slots
 
     def parameter_slots(self, info: ClientInfo, ctx: Context) -> IndexMap:
-        """Return the places of a client's parameters alone: buffers have no gradient."""
+        """Return the places of what a client trains: buffers and frozen parameters have no gradient."""
         blueprint = ctx.blueprints[info.architecture]
-        return {name: slot for name, slot in self.slots_of(blueprint, ctx).items() if name not in blueprint.buffers}
+        still = blueprint.buffers | blueprint.frozen
+        return {name: slot for name, slot in self.slots_of(blueprint, ctx).items() if name not in still}
 
     def held(self, server: Party, blueprint: Blueprint, ctx: Context) -> State:
         """Return an architecture's part of the shared tensors, as a view: what is written there is shared."""

@@ -136,5 +136,6 @@ class Scaffold(FedAvg):
 
 
 def corrected(grads: tuple[Grads, ...], aux: Aux) -> Grads:
-    """Return g - c_k + c."""
-    return {"main": {name: g + aux["correction"][name] for name, g in grads[0]["main"].items()}}
+    """Return g - c_k + c; layers that are not shared have no variate."""
+    change = aux["correction"]
+    return {"main": {name: g + change[name] if name in change else g for name, g in grads[0]["main"].items()}}
