@@ -313,6 +313,15 @@ def test_bytes_are_those_of_the_formula(form, size, monkeypatch):
         assert run.meter.bytes["up"][client] == sum(n * (4 * size + 1) for k, n in held if k == client)
 
 
+def test_a_class_number_takes_two_bytes_past_256_classes():
+    """One class of 257 in a batch of one sample: a row of 257 numbers and its number."""
+    made = prepare(
+        FedL2G(warm_up=1), synthetic(2, classes=257), ["mlp:1x4"], Settings(1, training=replace(SGD, batch_size=1))
+    )
+    made.run()
+    assert made.meter.bytes["up"] == dict.fromkeys(range(2), 2 * (4 * 257 + 2))
+
+
 def with_dropout():
     return pf.adapt(
         nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3)), head="4"
