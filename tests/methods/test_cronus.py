@@ -2,14 +2,16 @@
 
 import pytest
 import torch
-from public_problem import exchange, federation, party, same, states
+from public_problem import exchange, federation, party, problem, same, states
 
 import polyfed as pf
 from polyfed.core.passes import logits_of
+from polyfed.core.stage import Batch
 from polyfed.methods.cronus import Cronus
 from polyfed.methods.dsfl import DSFL
 from polyfed.methods.fedmd import DIGEST, LOGITS, PRETRAIN
 from polyfed.ops.robust import PIECE, filtered_mean, median_mean, trimmed_mean
+from polyfed.testing import synthetic
 
 BARE = {"subset": 12, "private_epochs": 0}
 
@@ -142,10 +144,18 @@ def test_clients_tell_probabilities_and_train_towards_the_target():
     assert all(after < 0.95 * old for after, old in zip(distances(), before, strict=True))
 
 
+def test_the_loss_of_the_digest_by_hand():
+    """Cross-entropy to the mean itself: 0.6·0.4076 + 0.3·1.4076 + 0.1·2.4076."""
+    z, told = torch.tensor([[1.0, 0.0, -1.0]]), consensus([torch.tensor([[0.6, 0.3, 0.1]])] * 3)
+    loss = Cronus().distance({"main": lambda x: x}, Batch(z, torch.zeros(1), {"target": told}), {})
+    assert float(loss) == pytest.approx(0.90761, abs=1e-4)
+
+
 def test_clients_first_train_on_their_own_data_and_need_no_public_labels():
     run = federation(Cronus(subset=12))
     (private,) = run.method.pretrain(party(run, 0), run.ctx)
     assert private.epochs == 5 and private.data is None and run.plan.before == (PRETRAIN,)
+    assert [step.name for step in run.plan.round] == ["logits", "digest", "main"]  # public data first, then own
 
 
 def test_without_digest_it_is_local_training():
@@ -171,3 +181,9 @@ def test_bytes_are_those_of_the_predictions():
 def test_values_that_make_no_sense_are_refused(options, words):
     with pytest.raises(pf.InputError, match=words):
         Cronus(**options)
+
+
+def test_public_data_is_needed_but_no_labels_of_it():
+    with pytest.raises(pf.InputError, match="cronus needs public data at all parties"):
+        federation(Cronus(), synthetic(3, public=False))
+    federation(Cronus(**BARE), problem(labelled=False)).run()

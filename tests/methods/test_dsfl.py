@@ -2,13 +2,15 @@
 
 import pytest
 import torch
-from public_problem import exchange, federation, party, same, states
+from public_problem import exchange, federation, party, problem, same, states
 
 import polyfed as pf
 from polyfed.core.passes import logits_of
+from polyfed.core.stage import Batch
 from polyfed.methods.dsfl import DSFL
 from polyfed.methods.fedmd import DIGEST, LOGITS, REVISIT
 from polyfed.ops.distance import entropy
+from polyfed.testing import synthetic
 
 P = torch.tensor([[0.6, 0.3, 0.1]])
 MIXED = ("mlp:1x8", "cnn:4-8", "mlp:2x8")
@@ -59,6 +61,34 @@ def test_log_space_never_raises_entropy_but_probabilities_of_many_classes_do():
     log, prob = target(p, space="log")[1], target(p)[1]
     assert log["target"] < log["mean"] < prob["target"]
     assert entropy(p.log()) == pytest.approx(log["mean"], rel=1e-5)
+
+
+def test_what_sharpening_does_to_each_of_many_samples():
+    """Of 100 classes: a power of p sharpens every sample, the exponential of p / T flattens every one (T > 1/100)."""
+    p = torch.randn(50, 100, generator=torch.Generator().manual_seed(0)).softmax(1)
+
+    def entropies(t):
+        return torch.special.entr(t).sum(1)
+
+    for temperature in (0.1, 0.5, 0.9):
+        assert (entropies(target(p, space="log", temperature=temperature)[0]) < entropies(p)).all()
+    assert (entropies(target(p)[0]) > entropies(p)).all()
+
+
+@pytest.mark.parametrize(("temperature", "factor"), [(0.1, 2.5), (0.25, 1.0), (1.0, 0.25)])
+def test_near_the_uniform_vector_deviations_are_multiplied(temperature, factor):
+    """By 1 / (C·T): of four classes, only a temperature below 1/4 sharpens."""
+    away = torch.tensor([[1e-3, -1e-3, 0.0, 0.0]])
+    t, _ = target(0.25 + away, temperature=temperature)
+    torch.testing.assert_close(t - 0.25, factor * away, rtol=0, atol=2e-5)
+
+
+def test_the_loss_of_the_digest_by_hand():
+    """Softmax (0.9465, 0.0471, 0.0064) of p / T is the target itself: 0.9465·0.4076 + 0.0471·1.4076 + 0.0064·2.4076."""
+    run = federation(DSFL())
+    z, told = torch.tensor([[1.0, 0.0, -1.0]]), run.method.consensus([P, P], run.ctx)
+    loss = run.method.distance({"main": lambda x: x}, Batch(z, torch.zeros(1), {"target": told}), {})
+    assert float(loss) == pytest.approx(0.46748, abs=1e-4)
 
 
 def test_clients_train_first_then_tell_probabilities_then_distill():
@@ -113,3 +143,9 @@ def test_bytes_do_not_depend_on_the_model(model):
 def test_values_that_make_no_sense_are_refused(options, words):
     with pytest.raises(pf.InputError, match=words):
         DSFL(**options)
+
+
+def test_public_data_is_needed_but_no_labels_of_it():
+    with pytest.raises(pf.InputError, match="dsfl needs public data at all parties"):
+        federation(DSFL(), synthetic(3, public=False))
+    federation(DSFL(subset=12), problem(labelled=False)).run()

@@ -1,4 +1,4 @@
-"""FedL2G: the acceptance properties of its spec (part 3, section 2)."""
+"""FedL2G: the acceptance properties of its spec."""
 
 import copy
 from dataclasses import replace
@@ -144,6 +144,15 @@ def test_the_gradient_is_the_change_of_the_quiz_loss(doubles):
     assert found[1].tolist() == [0.0, 0.0, 0.0]  # no such sample in the study batch
 
 
+def test_the_step_ahead_has_the_learning_rate_of_the_round(doubles):
+    """0.4, halved after each of two rounds."""
+    method, client, study, quiz, guides = problem("logit")
+    third = replace(context(3, pf.Training(lr=0.4, round_decay=0.5)), round=3, rounds=9)
+    found, _ = method.gradient(client, study, quiz, guides, third)
+    expected, _ = method.gradient(client, study, quiz, guides, context(3, pf.Training(lr=0.1)))
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("model", ["mlp:1x8", "cnn:4-8,bn"])
 def test_telling_the_gradient_leaves_the_network_and_its_statistics_alone(model):
     run = federation(FedL2G(warm_up=3), models=[model])
@@ -274,6 +283,10 @@ def test_every_exchange_draws_another_study_batch(monkeypatch):
     assert {size for *_, size in seen} == {8}
 
 
+def test_everybody_takes_part_in_the_warm_up():
+    assert [(step.name, step.who) for step in FedL2G(warm_up=3).plan().before] == [("guide", "all")] * 3
+
+
 def test_only_the_study_set_is_trained_on():
     run = federation(FedL2G(warm_up=0))
     client = run.backend.store.open(1, run.ctx)
@@ -298,6 +311,15 @@ def test_bytes_are_those_of_the_formula(form, size, monkeypatch):
     for client in range(3):
         assert run.meter.bytes["down"][client] == (warm_up + rounds) * 4 * 3 * size
         assert run.meter.bytes["up"][client] == sum(n * (4 * size + 1) for k, n in held if k == client)
+
+
+def test_a_class_number_takes_two_bytes_past_256_classes():
+    """One class of 257 in a batch of one sample: a row of 257 numbers and its number."""
+    made = prepare(
+        FedL2G(warm_up=1), synthetic(2, classes=257), ["mlp:1x4"], Settings(1, training=replace(SGD, batch_size=1))
+    )
+    made.run()
+    assert made.meter.bytes["up"] == dict.fromkeys(range(2), 2 * (4 * 257 + 2))
 
 
 def with_dropout():

@@ -91,10 +91,11 @@ def test_the_projector_is_each_clients_own_and_kept():
     assert not any("projector" in kind for kind in two.meter.kinds)
 
 
+@pytest.mark.parametrize("proxy", ["mlp:1x4", "cnn:4,bn"])
 @pytest.mark.parametrize("models", [["mlp:1x8"], ["mlp:2x16", "cnn:4-8"]])
-def test_bytes_are_those_of_the_small_model_whatever_the_private_ones_are(models):
-    run = federation(FedMRL(proxy="mlp:1x4"), models=models)
-    size = size_of(start_of("mlp:1x4"))
+def test_bytes_are_those_of_the_small_model_whatever_the_private_ones_are(models, proxy):
+    run = federation(FedMRL(proxy=proxy), models=models)
+    size = size_of(start_of(proxy))
     assert run.meter.bytes["down"] == dict.fromkeys(range(3), size)
     assert run.meter.bytes["up"] == dict.fromkeys(range(3), size + 8)
 
@@ -104,6 +105,17 @@ def test_the_small_models_features_can_be_made_fewer():
     assert run.server.main.feature_dim == 3
     assert held(run, 0, "projector")["weight"].shape == (8, 11)
     assert run.meter.bytes["down"][0] == 4 * (64 * 30 + 30 + 30 * 3 + 3 + 3 * 3 + 3)
+
+
+def test_the_small_model_may_have_as_many_features_as_the_private_ones():
+    run = federation(FedMRL(proxy="mlp:1x8"), models=["mlp:1x8"])
+    assert held(run, 0, "projector")["weight"].shape == (8, 16)
+
+
+def test_networks_without_features_are_refused():
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    with pytest.raises(InputError, match=r"fedmrl needs a model with features\(x\) and head\(z\), but client 0 has"):
+        federation(FedMRL(proxy="mlp:1x4"), models=[lambda: plain], run=False)
 
 
 def test_more_common_than_private_features_are_refused():

@@ -72,6 +72,31 @@ def test_a_client_gets_a_window_of_the_global_network_and_returns_it_there():
     assert torch.equal(sent["head.weight"], state["head.weight"][:, two])
 
 
+@pytest.mark.parametrize("options", [{}, {"direction": -1, "stride": 3}, {"extraction": "random"}])
+def test_untouched_windows_put_back_are_the_network(options):
+    run = federation(FedRolex(mask=False, **options))
+    before = {name: tensor.clone() for name, tensor in run.server.state.items()}
+    for number in (1, 4, 15):
+        run.ctx.round = number
+        told = {}
+        for client, info in run.backend.infos.items():
+            sent = run.method.send(run.server, info, Step(), run.ctx).params["main"]
+            told[client] = Message({"main": {n: t.clone() for n, t in sent.items()}}, meta={"samples": 1 + client})
+        run.method.fuse(run.server, told, Step(), run.ctx)
+        assert all(torch.equal(run.server.state[name], tensor) for name, tensor in before.items())
+
+
+def test_windows_of_all_layers_are_back_after_the_least_common_multiple_of_their_widths():
+    run = federation(FedRolex(), ["cnn:4-6@1", "cnn:4-6@0.5"])
+    held = []
+    for number in range(1, 14):
+        run.ctx.round = number
+        slots = run.method.slots_of(run.ctx.blueprints["cnn:4-6@0.5"], run.ctx)
+        held.append(tuple(tuple(axis.flatten().tolist()) for axis in slots["stages.0.conv.weight"].part[:2]))
+    assert held[0] == held[12] == ((0, 1, 2), (0, 1)) and len(set(held)) == 12
+    assert held[5] == ((5, 0, 1), (1, 2))  # of six channels from the sixth on, of four from the second on
+
+
 def test_rows_of_absent_classes_are_left_out_in_the_columns_of_the_window():
     run = federation(FedRolex(), ["mlp:1x8@0.5", "mlp:1x8@1"])
     run.ctx.round = 3
@@ -104,6 +129,31 @@ def test_whole_networks_roll_without_changing_the_function():
     ours.run(), average.run()
     for name, tensor in average.server.state.items():
         torch.testing.assert_close(ours.server.state[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_a_whole_network_is_sent_rolled_and_computes_the_same():
+    run = federation(FedRolex(), ["cnn:8-16@1"])
+    run.ctx.round = 4
+    state, sent = run.server.state, run.method.send(run.server, run.backend.infos[0], Step(), run.ctx).params["main"]
+    assert torch.equal(sent["stem.conv.bias"], state["stem.conv.bias"].roll(-3))
+    assert torch.equal(sent["stages.0.conv.weight"], state["stages.0.conv.weight"].roll((-3, -3), (0, 1)))
+    assert torch.equal(sent["head.weight"], state["head.weight"].roll(-3, 1))
+    assert torch.equal(sent["head.bias"], state["head.bias"])
+    rolled, plain = (run.ctx.blueprints["cnn:8-16@1"].build() for _ in range(2))
+    rolled.load_state_dict(sent), plain.load_state_dict(state)
+    x = torch.randn((5, 1, 8, 8), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(rolled(x), plain(x), rtol=1e-5, atol=1e-5)
+
+
+def test_whole_networks_have_the_statistics_of_their_rolled_channels():
+    one = ["cnn:8-16,bn@1"]
+    ours, plain = (federation(method, one, rounds=3) for method in (FedRolex(), HeteroFL()))
+    ours.run(), plain.run()
+    rolled, straight = (run.server.main.stem.norm.running_mean for run in (ours, plain))
+    assert len(set(straight.tolist())) == 8
+    torch.testing.assert_close(rolled, straight.roll(-2), rtol=1e-3, atol=1e-4)  # the third window begins at channel 2
+    x = ours.test.inputs()
+    torch.testing.assert_close(ours.server.main.eval()(x), plain.server.main.eval()(x), rtol=1e-3, atol=1e-3)
 
 
 def test_static_windows_are_heterofl():

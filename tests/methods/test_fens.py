@@ -1,5 +1,7 @@
 """FENS: the acceptance properties of its spec."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tests.methods.proxy_problem import assert_close, assert_equal, federation, held
@@ -8,6 +10,7 @@ from torch.nn import functional as F
 import polyfed as pf
 from polyfed.core.errors import InputError, PolyfedError
 from polyfed.core.message import Message
+from polyfed.core.needs import missing
 from polyfed.core.party import shared_state
 from polyfed.core.passes import logits_of
 from polyfed.core.stage import Trained
@@ -36,6 +39,7 @@ def floats(module):
 
 def test_the_numbers_of_the_paper():
     assert floats(Combiner("mlp", 20, 10, 2)) == 8450 == 20 * 20 * 10 * 2 + 20 * 2 + 20 * 2 * 10 + 10
+    assert Message(params={"combiner": Combiner("mlp", 20, 10, 2).state_dict()}).nbytes() == 33800
     assert floats(Combiner("mlp", 20, 10, 4)) == 16890
     assert floats(Combiner("class", 20, 10)) == 200
     assert floats(Combiner("client", 20, 10)) == 21
@@ -183,6 +187,14 @@ def test_fedadam_by_hand():
     assert a.weight.flatten().tolist() == pytest.approx([a.bias.item()] * 3)
 
 
+@pytest.mark.parametrize("kind", ["mlp", "class", "client"])
+def test_without_a_server_step_the_combiner_stays_as_it_starts(kind):
+    run, fresh = federated(combiner=kind, server_lr=0.0, rounds=3), federated(False, combiner=kind)
+    start = fresh.server.models["combiner"].state_dict()
+    assert_equal(run.server.models["combiner"].state_dict(), start)
+    assert not torch.equal(held(run, 0, "combiner")[next(iter(start))], next(iter(start.values())))  # clients do move
+
+
 def test_without_a_server_step_it_is_the_ensemble_of_the_uploads():
     run = federated(combiner="class", server_lr=0.0, rounds=3)
     uploaded = run.method.networks(run.server, run.ctx)
@@ -258,3 +270,10 @@ def test_one_client_alone_receives_nothing():
 def test_options_that_make_no_sense_are_refused(options):
     with pytest.raises(InputError, match=next(iter(options))):
         FENS(**options)
+
+
+def test_networks_that_the_server_can_build_are_needed():
+    run = federated(False)
+    hidden = {name: replace(blueprint, build=None) for name, blueprint in run.ctx.blueprints.items()}
+    found = missing(FENS(), list(run.backend.infos.values()), hidden, None, (1, 8, 8))
+    assert found == "architectures that the server can build, but the model of client 0 is known to that client only"

@@ -71,9 +71,11 @@ def test_the_factor_is_between_one_and_one_and_a_half_and_one_without_a_threshol
     w = torch.linspace(-3, 3, 61, requires_grad=True)
     everything = torch.ones(61, dtype=torch.bool)
     for theta in (0.1, 1.0):
-        (c,) = torch.autograd.grad(effective(w, everything, torch.tensor(theta)).sum(), w)
+        out = effective(w, everything, torch.tensor(theta))
+        (c,) = torch.autograd.grad(out.sum(), w)
         on = w.abs() >= theta
         assert (c[on] > 1).all() and (c[on] <= 1.5).all() and not c[~on].any()
+        assert torch.equal(out[on], w[on]) and not out[~on].any()  # what is below the threshold is off
     with torch.no_grad():
         w[30] = 0.0
     out = effective(w, everything, torch.tensor(0.0))

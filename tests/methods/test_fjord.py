@@ -132,7 +132,10 @@ def test_self_distillation_by_hand():
     ours, theirs = gradients(found, model), gradients(hard + soft, model)
     assert all(torch.allclose(ours[name], gradient) for name, gradient in theirs.items())
     # The whole network drawn: the student is the teacher, the soft term has no gradient.
-    assert torch.equal(stage.loss({"main": Net(model)}, batch(0.5), stage.aux), F.cross_entropy(model(x), y))
+    whole, plain = stage.loss({"main": Net(model)}, batch(0.5), stage.aux), F.cross_entropy(model(x), y)
+    assert torch.equal(whole, plain)
+    ours, theirs = gradients(whole, model), gradients(plain, model)
+    assert all(torch.equal(ours[name], gradient) for name, gradient in theirs.items())
 
 
 def test_masked_classes_have_no_gradient_at_any_width():

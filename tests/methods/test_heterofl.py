@@ -12,6 +12,7 @@ import polyfed as pf
 from polyfed.core.evaluate import measure
 from polyfed.core.message import Message
 from polyfed.core.method import EVALUATE, Step
+from polyfed.core.needs import missing
 from polyfed.core.nets import Net
 from polyfed.core.samples import Samples
 from polyfed.core.settings import Evaluation
@@ -95,6 +96,13 @@ def test_two_clients_the_slice_is_the_mean_and_the_rest_is_the_wide_clients():
     assert run.server.state["stem.conv.bias"].tolist() == [4, 4, 3, 3]
     assert torch.equal(run.server.state["head.bias"], torch.full((3,), 4.0))  # classes are never cut
     assert torch.equal(run.server.main.state_dict()["stages.0.conv.weight"], weight)
+
+
+def test_running_statistics_of_several_widths_are_averaged_entry_by_entry_unless_static():
+    run = started(HeteroFL(**PLAIN), NORMED)
+    run.method.fuse(run.server, replies(run, {0: 3.0, 1: 5.0}), MAIN, run.ctx)
+    assert run.server.state["stem.norm.running_mean"].tolist() == [4, 4, 3, 3]
+    assert run.server.state["stages.0.norm.running_var"].tolist() == [4, 4, 4, 4, 3, 3, 3, 3]
 
 
 def test_one_narrow_client_leaves_everything_outside_its_slice_as_it_was():
@@ -396,3 +404,12 @@ def test_the_server_collects_statistics_for_networks_that_are_measured_with_them
     models = ("cnn:4-8,bn@0.5", "cnn:4-8,bn@1", "cnn:4-8,bn@0.5")
     run = federation(HeteroFL(statistics="public", measure=measure), problem((18, 24, 12)), models)
     assert [blueprint.name for blueprint, _ in run.method.measured(run.ctx)] == [f"cnn:4-8,bn{w}" for w in widths]
+
+
+@pytest.mark.parametrize(("mask", "refused"), [(True, True), (False, False)])
+def test_a_mask_needs_to_know_the_classes_of_every_client(mask, refused):
+    run = started(HeteroFL())
+    silent = [replace(info, label_counts=None) for info in run.backend.infos.values()]
+    found = missing(HeteroFL(mask=mask), silent, run.ctx.blueprints, None, (1, 8, 8))
+    words = "the number of samples of each class at every client, but client 0 does not give them"
+    assert found == (words if refused else None)

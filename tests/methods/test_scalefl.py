@@ -165,6 +165,14 @@ def test_every_entry_is_the_mean_over_the_levels_that_hold_it():
     assert state["head.0.bias"].tolist() == [5.0] * 3 and state["head.1.bias"].tolist() == [2.5] * 3
 
 
+def test_running_statistics_have_the_plain_mean_if_they_are_tracked():
+    models = ["cnn:4-6-8,bn,exits", "cnn:4-6-8,bn,exits=2@0.75", "cnn:4-6-8,bn,exits=1@0.5"]
+    run = federation(ScaleFL(static_bn=False), models, run=False)
+    run.method.fuse(run.server, replies(run, {0: 1.0, 1: 4.0, 2: 10.0}), Step(), run.ctx)
+    assert run.server.state["stem.norm.running_mean"].tolist() == [5.0, 5.0, 2.5, 1.0]
+    assert run.server.state["stages.0.norm.running_var"].tolist() == [2.5] * 5 + [1.0]
+
+
 def test_what_is_deeper_or_wider_than_everybody_who_takes_part_stays():
     run = federation(ScaleFL(), run=False)
     before = {name: tensor.clone() for name, tensor in run.server.state.items()}

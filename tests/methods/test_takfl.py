@@ -1,5 +1,6 @@
 """TAKFL: the acceptance properties of its spec."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,13 +10,15 @@ from public_problem import federation, problem
 from torch.nn import functional as F
 
 import polyfed as pf
+from polyfed.core.needs import missing
 from polyfed.core.nets import Net
-from polyfed.core.passes import count_right
+from polyfed.core.passes import count_right, logits_of
 from polyfed.core.samples import Samples
 from polyfed.core.stage import Batch
 from polyfed.core.task_vectors import Weights, candidate_rows, learned_row, merge_loss, merged, row_of
 from polyfed.methods.feddf import FedDF
 from polyfed.methods.takfl import TAKFL
+from polyfed.testing import synthetic
 
 QUICK = {"distill_epochs": 2, "distill_batch": 16, "distill_lr": 1e-3}
 
@@ -152,6 +155,45 @@ def test_every_task_starts_from_the_average(monkeypatch):
         torch.testing.assert_close(tensor, start[name] + 1.0)
 
 
+def test_teachers_of_a_prototype_count_alike_and_its_average_by_samples(monkeypatch):
+    """Uploads of 1 and 3 samples: the average has 1/4 and 3/4 of them, the ensemble a half of each one's logits."""
+    seen = []
+    monkeypatch.setattr("polyfed.methods.takfl.distill_by", lambda *given, **more: seen.append(given[3]))
+    run = federation(TAKFL(), problem((18, 24)), ("mlp:1x8",))
+    replies = moved(run)
+    replies[1].meta["samples"] = 3
+    one, two = (replies[client].params["main"] for client in (0, 1))
+
+    def logits(state):
+        model = run.ctx.blueprints["mlp:1x8"].build()
+        model.load_state_dict(state)
+        return logits_of(model, run.server.public)
+
+    average = {name: 0.25 * one[name] + 0.75 * two[name] for name in one}
+    taught(run, replies)
+    ((target, own),) = [(targets["target"], targets["own"]) for targets in seen]
+    torch.testing.assert_close(target, (logits(one) + logits(two)) / 2)
+    torch.testing.assert_close(own, logits(average))
+    assert not torch.allclose(target, 0.25 * logits(one) + 0.75 * logits(two), rtol=1e-2)
+
+
+def test_task_vectors_have_running_statistics_too(monkeypatch):
+    def shifted(options, student, data, targets, ctx, name, **more):
+        for tensor in student.state_dict().values():
+            if tensor.is_floating_point():
+                tensor.add_(1.0)
+
+    model = ("cnn:4-8,bn",)
+    run, plain = federation(TAKFL(lam=(0.5,)), models=model), federation(FedDF(distill_steps=0), models=model)
+    replies = moved(run)
+    start = taught(plain, replies)
+    monkeypatch.setattr("polyfed.methods.takfl.distill_by", shifted)
+    found = taught(run, replies)
+    assert sum("running" in name for name in found) == 4
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, start[name] + 0.5)
+
+
 def test_a_heavy_self_term_holds_the_student_where_it_is():
     options = {
         **QUICK,
@@ -194,6 +236,13 @@ def test_candidates_grow_with_the_prototype_and_become_more_unequal():
     assert share == pytest.approx(0.25, abs=0.01)
 
 
+def test_candidates_are_powers_of_exponential_draws():
+    """The smaller of two such draws has a third of the larger one in the median; of their powers the power of that."""
+    rows = candidate_rows(2, 2000, torch.Generator().manual_seed(2))[1:]
+    ratios = torch.tensor([row[0] / row[1] for row in rows], dtype=torch.float64).view(3, 2000).median(1).values
+    assert (ratios.log() / math.log(1 / 3)).tolist() == pytest.approx([1, 5, 10], rel=0.05)
+
+
 def test_the_best_candidate_on_the_data_apart_wins_and_the_uniform_one_among_equals(monkeypatch):
     run = federation(TAKFL(**QUICK, merge="heuristic", select_on="public", candidates=2), DIGITS, TWO)
     scores = iter([3, 1, 5, 5, 2, 0, 0] + [4] * 7)
@@ -229,7 +278,8 @@ def test_weights_are_learned_in_batches_of_64_where_there_are_so_many(samples, b
     start = run.method.held(run.server, run.ctx.blueprints["mlp:1x8"], run.ctx)
     validation = Samples(torch.zeros(samples, 1, 8, 8), torch.zeros(samples, dtype=torch.long))
     assert learned_row("mlp:1x8", start, [start, start], validation, validation, run.ctx) == [0.5, 0.5]
-    assert stages[0].training.batch_size == batch
+    training = stages[0].training
+    assert (training.optimizer, training.lr, training.epochs, training.batch_size) == ("adamw", 0.05, 5, batch)
 
 
 def test_the_loss_of_the_weights_is_that_of_the_merged_network():
@@ -298,3 +348,12 @@ def test_clients_that_are_no_networks_are_refused_before_training():
     with pytest.raises(pf.InputError, match="takfl needs"):
         federation(TAKFL(), problem(), ("mlp:1x8", forest))
     federation(FedDF(), problem(), ("mlp:1x8", forest))
+
+
+def test_public_data_and_networks_that_the_server_can_build_are_needed():
+    with pytest.raises(pf.InputError, match="takfl needs public data at all parties"):
+        federation(TAKFL(), synthetic(3, public=False))
+    run = federation(TAKFL())
+    hidden = {name: replace(blueprint, build=None) for name, blueprint in run.ctx.blueprints.items()}
+    found = missing(TAKFL(), list(run.backend.infos.values()), hidden, run.server.public, (1, 8, 8))
+    assert found == "architectures that the server can build, but the model of client 0 is known to that client only"

@@ -163,6 +163,17 @@ def test_scalers_follow_every_hidden_layer(spec):
     assert not any(scaler.active for scaler in scalers)
 
 
+@pytest.mark.parametrize("spec", ["cnn:6-10-12,bn", "resnet10:w4", "resnet18:w4,pre", "resnet50:w4", "wrn-10-1"])
+def test_scalers_stand_before_norms_which_take_the_factor_away(spec):
+    model, x = make(f"{spec}@0.5", (3, 8, 8)).double(), inputs((3, 8, 8)).double()
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.BatchNorm2d):
+            layer.eps = 1e-12
+    plain = model.train()(x)
+    activate_scalers(model)
+    torch.testing.assert_close(model.train()(x), plain, rtol=1e-6, atol=1e-6)
+
+
 def test_active_scaler_changes_training_of_an_mlp_only():
     model, x = make("mlp:2x16@0.5"), inputs((1, 8, 8))
     before, evaluated = model.train()(x), model.eval()(x)

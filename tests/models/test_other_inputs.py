@@ -75,6 +75,7 @@ def test_a_value_that_training_does_not_know_is_no_embedding():
         ("lstm:1x8", (1, 8, 8), "use a cnn"),
         ("transformer:1x10,heads=3", TEXT, "3 heads cannot share"),
         ("lstm:1x8@0.5", TEXT, "no width rates"),
+        ("transformer:1x8,heads=2@0.5", TEXT, "no width rates"),
     ],
 )
 def test_inputs_that_do_not_fit_are_told(spec, shape, message):
