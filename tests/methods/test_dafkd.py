@@ -188,6 +188,15 @@ def test_nothing_is_distilled_in_the_first_round_and_the_average_is_where_it_sta
     assert ctx.records["distill_loss"] < distance(average)
 
 
+def test_without_distillation_the_server_has_the_mean_by_samples_of_what_was_uploaded(monkeypatch):
+    run = federation(DaFKD(**SMALL | {"distill_epochs": 0}), rounds=2)  # discriminators and generator do learn
+    _, (_, _, up) = exchanged(run, monkeypatch)
+    samples = torch.tensor([float(reply.meta["samples"]) for reply in up.values()])
+    for name, mean in run.server.state.items():
+        stacked = torch.stack([reply.params["main"][name] for reply in up.values()])
+        torch.testing.assert_close(mean, torch.tensordot(samples / samples.sum(), stacked, 1))
+
+
 def test_a_slice_teaches_and_the_widest_network_learns(monkeypatch):
     taught = []
     monkeypatch.setattr(

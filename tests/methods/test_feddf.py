@@ -42,6 +42,7 @@ def kl_to(run, architecture, targets):
 def test_the_teacher_of_two_networks_is_the_mean_of_their_logits_exactly():
     run = federation(FedDF(), problem(sizes=(18, 24)), TWO)
     replies = moved(run)
+    replies[0].meta["samples"] = 3  # however many samples each of them has
     each = []
     for client, reply in replies.items():
         model = party(run, client).main
@@ -85,6 +86,21 @@ def test_uploads_without_statistics_predict_with_those_of_the_public_data():
     for buffer in run.ctx.replica("cnn:4-8,bn").buffers():
         buffer.fill_(7)  # what another network left behind plays no part
     assert torch.equal(run.method.lesson(replies, run.server.public, run.ctx)[1], first)
+
+
+def test_teachers_predict_and_the_student_trains_where_there_is_batchnorm():
+    """Logits do not depend on who else is in a batch; the student's statistics move although its weights hardly do."""
+    options = {**QUICK, **SGD, "distill_lr": 1e-12}
+    run = federation(FedDF(**options), problem(sizes=(18,)), models=("cnn:4-8,bn",))
+    replies = moved(run)
+    model = party(run, 0).main.eval()
+    model.load_state_dict(replies[0].params["main"], strict=False)
+    with torch.no_grad():
+        alone = torch.cat([model(x) for x, _ in run.server.public.chunks(1)])
+    torch.testing.assert_close(run.method.lesson(replies, run.server.public, run.ctx)[1], alone)
+    for name, tensor in taught(run, replies).items():
+        uploaded = replies[0].params["main"][name.split("::")[-1]]
+        assert torch.allclose(tensor, uploaded, rtol=0, atol=1e-6) == ("running" not in name), name
 
 
 # --- what is distilled, and where ---

@@ -197,6 +197,19 @@ def test_the_student_learns_on_the_pool_after_the_warm_up_and_goes_back(monkeypa
     assert seen == [("distill/1", 12, (12, 3)), ("distill/2", 18, (18, 3))]
     own = state_of(run.server.main)
     assert all(torch.equal(own[name], t) and not torch.equal(t, before[name]) for name, t in run.server.state.items())
+    run.ctx.round = 2
+    run.method.refine(run.server, replies, run.ctx)
+    assert [rows for _, rows, _ in seen] == [12, 18, 12, 18]  # images of an earlier round are gone
+
+
+def test_networks_without_batchnorm_have_no_statistics_to_be_near_to():
+    run = federation(FedGD(**SMALL, label_weight=0.5, bn_weight=10.0), ("mlp:1x8@1", "mlp:1x8@0.5"))
+    _, stage, models = watched(run, uploads(run))
+    nets = {name: Net(module) for name, module in models.items()}
+    found = stage.loss(nets, Batch(torch.zeros(6, 1), stage.data.y), stage.aux)
+    images = models["generator"](models["noise"](stage.data.y)).detach()
+    teacher = (models["teacher/0"](images) + models["teacher/1"](images)) / 2
+    torch.testing.assert_close(found, 0.5 * F.cross_entropy(teacher, stage.data.y))
 
 
 def test_distillation_brings_the_student_nearer():

@@ -102,12 +102,13 @@ def test_the_servers_steps_change_the_generator_only_and_heads_come_to_agree_on_
     )
     replies = uploads(run, (1, 2), ([9, 9, 9], [9, 9, 9]))
     before = {name: t.clone() for name, t in state_of(run.server.models["generator"]).items()}
-    others = {**run.server.state, **replies[0].params["main"], **state_of(run.ctx.replica("mlp:1x8"))}
-    kept = {name: t.clone() for name, t in others.items()}
+    uploaded = [reply.params["main"] for reply in replies.values()]
+    others = [run.server.state, state_of(run.server.main), state_of(run.ctx.replica("mlp:1x8")), *uploaded]
+    kept = [{name: t.clone() for name, t in state.items()} for state in others]
     watched(run, replies)
     generator = run.server.models["generator"]
     assert not any(torch.equal(state_of(generator)[name], t) for name, t in before.items())
-    assert all(torch.equal(others[name], t) for name, t in kept.items())
+    assert all(torch.equal(state[n], t) for state, was in zip(others, kept, strict=True) for n, t in was.items())
     labels = torch.arange(3).repeat(20)
     z = generator.eval()(torch.rand(60, 4), labels)
     for client in replies:
@@ -168,6 +169,13 @@ def test_weights_fade_to_a_floor_and_labels_stay_in_range():
     drawn = {"noise": torch.rand(2, 4), "drawn": torch.rand(4, 4), "label": torch.full((4,), 1 - 2**-24)}
     batch = Batch(torch.randn(2, 1, 8, 8), torch.tensor([0, 1]), drawn)  # times 3, this rounds to 3
     assert stage.loss({n: Net(m) for n, m in client.models.items()}, batch, stage.aux).isfinite()
+
+
+def test_the_first_round_is_fedavgs():
+    ours, plain = federation(FedGen(**SMALL)), federation(pf.FedAvg())
+    ours.run(), plain.run()
+    assert ours.server.state.keys() == plain.server.state.keys()
+    assert all(torch.equal(ours.server.state[name], tensor) for name, tensor in plain.server.state.items())
 
 
 def test_clients_leave_the_generator_alone_and_it_comes_in_the_second_round():

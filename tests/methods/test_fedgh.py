@@ -82,6 +82,24 @@ def test_the_server_steps_with_the_runs_rate_by_plain_sgd_unless_told_otherwise(
     assert not torch.equal(one["bias"], torch.full((3,), 0.1))
 
 
+def test_a_head_without_prototypes_stays_as_it_is():
+    run = federation(FedGH(server_epochs=3), models=["mlp:1x8"], feature_dim=2)
+    head = with_head(run, 0.5)
+    empty = Message(data={"prototypes": torch.zeros(0, 2), "classes": torch.zeros(0, dtype=torch.uint8)})
+    run.method.fuse(run.server, {0: empty, 1: empty}, run.plan.round[0], run.ctx)
+    assert head.weight.tolist() == [[0.5, 0.5]] * 3 and head.bias.tolist() == [0.5] * 3
+    exchange = run.backend.exchange
+
+    def nobody_answers(step, messages, ctx):
+        replies = exchange(step, messages, ctx)
+        replies.messages.clear()
+        return replies
+
+    run.backend.exchange = nobody_answers
+    run._exchange(run.plan.round[0], (0, 1, 2), {})
+    assert head.weight.tolist() == [[0.5, 0.5]] * 3
+
+
 def test_the_loss_of_the_head_falls():
     run = federation(FedGH(server_epochs=0), rounds=2)
     clients = [run.backend.store.open(client, run.ctx, scratch=True) for client in range(3)]

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from tests.methods.proxy_problem import (
@@ -16,13 +17,23 @@ from tests.methods.proxy_problem import (
     size_of,
     start_of,
 )
+from torch import nn
 from torch.nn import functional as F
 
 import polyfed as pf
+from polyfed.api import prepare
 from polyfed.core.errors import InputError
+from polyfed.core.message import Message
 from polyfed.core.method import EVALUATE, Step
+from polyfed.core.party import shared_state
+from polyfed.core.settings import Settings
+from polyfed.core.shape import InputShape
 from polyfed.core.stage import Batch
+from polyfed.core.traffic import Told, expected_bytes
 from polyfed.methods.fedkd import FedKD
+from polyfed.models import build
+from polyfed.models.embeddings import embedding_names
+from polyfed.ops.lowrank import packed_difference
 
 BATCH = Batch(torch.zeros(1, 1), torch.tensor([0]))
 SMALL = {"proxy": "mlp:1x4"}
@@ -131,6 +142,53 @@ def test_bytes_follow_the_ranks():
     ranks = dict(zip(["head.weight", "stem.linear.weight"], change["ranks"].tolist(), strict=True))
     assert len(change["change"]) == ranks["head.weight"] * (3 + 4 + 1) + ranks["stem.linear.weight"] * 69 + 4 + 3
     assert set(run.meter.kinds) == {f"main/{way}/data/{what}" for way in ("up", "down") for what in ("change", "ranks")}
+
+
+def test_embeddings_are_not_compressed():
+    """Even with next to no energy, the mean of the clients' changes arrives whole; matrices arrive with rank one."""
+    texts = [f"{'good' if row % 2 else 'bad'} thing {row}" for row in range(24)]
+    clients = pf.split(pf.load((texts, np.arange(24) % 2)), 2, by="iid")
+    method = FedKD(proxy="cnn1d:1x4", e_0=0.01, e_1=0.01)
+    run = prepare(method, clients, ["lstm:1x6"], Settings(1, training=SGD))
+    run.run()
+    mentee = shared_state(run.server.main)
+    (words,) = embedding_names(run.server.main)
+    matrices = sorted(name for name, tensor in mentee.items() if tensor.dim() > 1)
+    packed = run.server.memory["change"]["packed"]
+    assert dict(zip(matrices, packed["ranks"].tolist(), strict=True)) == {m: -1 if m == words else 1 for m in matrices}
+    mean = (held(run, 0, "proxy")[words] + held(run, 1, "proxy")[words]) / 2
+    torch.testing.assert_close(mentee[words], mean)
+    assert torch.linalg.matrix_rank(mean - start_of_words(run, words)) > 1
+    factors = sum(len(mentee[m]) + mentee[m][0].numel() + 1 for m in matrices if m != words)
+    vectors = sum(tensor.numel() for tensor in mentee.values() if tensor.dim() < 2)
+    numbers = mentee[words].numel() + factors + vectors
+    assert run.meter.bytes["up"] == dict.fromkeys(range(2), 4 * numbers + 2 * len(matrices))
+    told = Told(method, run.ctx, 0, Message(data=packed), {"proxy": held(run, 0, "proxy")}, None, None)
+    assert expected_bytes(FedKD.traffic["main"].up, told) == 4 * numbers + 2 * len(matrices)
+
+
+def start_of_words(run, words):
+    """The embedding that everybody began with."""
+    return run.ctx.initialized("proxy", lambda: run.method.build_proxy(run.ctx)).state_dict()[words]
+
+
+def test_embeddings_of_words_and_of_columns_are_found():
+    assert embedding_names(build("tabular:1x8", InputShape((12,), groups=(3, 5)), 2)) == {
+        "stem.0.tables.0",
+        "stem.0.tables.1",
+    }
+    assert embedding_names(nn.Sequential(nn.EmbeddingBag(5, 2), nn.Linear(2, 3))) == {"0.weight"}
+    assert embedding_names(nn.Embedding(5, 2)) == {"weight"} and not embedding_names(nn.Linear(2, 3))
+
+
+def test_a_change_of_zero_has_rank_zero():
+    run = federation(FedKD(**SMALL))
+    g = shared_state(run.server.main)
+    told = packed_difference(g, g, 0.95, embedding_names(run.server.main))
+    before = {name: tensor.clone() for name, tensor in g.items()}
+    run.method.fuse(run.server, {0: Message(data=told)}, Step(), run.ctx)
+    assert told["ranks"].tolist() == [0, 0] and told["change"].tolist() == [0.0] * (3 + 4)  # both biases
+    assert_equal(shared_state(run.server.main), before)
 
 
 def after_receiving(run, client):

@@ -239,6 +239,10 @@ def test_absent_clients_skip_the_round_and_later_distil_from_the_mean_of_then():
     assert torch.equal(message.data["logits"], mean)
 
 
+def test_a_round_is_logits_then_digest_then_private_data():
+    assert [step.name for step in FedMD().plan().round] == [LOGITS.name, DIGEST.name, REVISIT.name]
+
+
 # --- labels and outputs ---
 
 

@@ -112,6 +112,52 @@ def test_the_term_is_the_mean_square_over_batch_and_coordinates():
     assert torch.equal(FedProto(lam=2.0).collecting_loss({"main": Net(model)}, Batch(x, y), aux)[0], with_term)
 
 
+def test_at_its_prototype_a_feature_is_not_pulled():
+    """The gradient is that of cross-entropy alone, bit for bit; away from it, it is not."""
+    model = build("mlp:1x8", (5,), 3)
+    x, y = torch.randn(3, 5, generator=torch.Generator().manual_seed(0)), torch.arange(3)
+    at = model.features(x).detach()
+
+    def slope(lam, prototypes):
+        aux = {"prototypes": prototypes, "known": torch.ones(3)}
+        loss = FedProto(lam=lam).loss({"main": Net(model)}, Batch(x, y), aux)
+        return torch.autograd.grad(loss, model.stem.linear.weight)[0]
+
+    assert torch.equal(slope(3.0, at), slope(0.0, at))
+    assert not torch.allclose(slope(3.0, at + 1), slope(0.0, at), atol=1e-3)
+
+
+def test_the_prototypes_of_a_single_client_are_the_global_ones():
+    data = clients(sizes=(12,))
+    result = pf.run(FedProto(), data, ["mlp:1x8"], rounds=1)
+    alone = means_of(result.models[0].eval(), data.train[0])
+    found = result.server.memory["prototypes"]
+    assert found["classes"].tolist() == alone["classes"].tolist() == [0, 1, 2]
+    torch.testing.assert_close(found["prototypes"], alone["prototypes"])
+
+
+def test_there_is_no_pull_in_the_first_round_and_one_in_the_second():
+    data, training = clients(), pf.Training(epochs=2, batch_size=8, lr=0.1)
+    for rounds, equal in ((1, True), (2, False)):
+        ours, alone = (pf.run(m, data, ["mlp:1x8"], rounds, training) for m in (FedProto(lam=5.0), pf.Local()))
+        for client in (0, 1):
+            mine, own = (run.models[client].state_dict() for run in (ours, alone))
+            assert all(torch.equal(mine[name], tensor) for name, tensor in own.items()) == equal
+
+
+@pytest.mark.parametrize(
+    ("classes", "dim", "gigabytes"), [(10, 980, 0.94), (10, 4096, 3.93), (100, 4096, 39.32), (200, 4096, 78.64)]
+)
+def test_prototypes_have_the_size_of_fedvtcs_cost_table(classes, dim, gigabytes):
+    """Its Table 2: 12,000 messages each way. Class numbers and counts, which it leaves out, come on top here."""
+    told = packed([0.0], list(range(classes)), [1] * classes) | {"prototypes": torch.zeros(classes, dim)}
+    server = Party(SERVER, None, PartyData())
+    FedProto().fuse(server, {0: Message(data=told)}, Step(), context(classes, dim))
+    down, up = FedProto().send(server, None, Step(), context(classes, dim)), Message(data=told)
+    prototypes = 12_000 * (down.nbytes() - classes + up.nbytes() - 5 * classes)
+    assert prototypes == 24_000 * 4 * classes * dim and round(prototypes / 1e9, 2) == gigabytes
+
+
 def context(classes=4, dim=2):
     return Context(0, 1, 1, pf.Training(), classes, (dim,), 2)
 

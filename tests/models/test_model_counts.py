@@ -29,6 +29,13 @@ def test_fedin_family_with_7x7_stem():
     assert round(sum(counts) / 5e6, 3) == 12.288
 
 
+@pytest.mark.long
+def test_width_slices_beside_fedins_family():
+    """FedIN's table has 16.29 million for HeteroFL and FedRolex; ResNet152 in five equal shares of widths has 15.5."""
+    counts = [count(f"resnet152:stem=fedin@{0.5**level}") for level in range(5)]
+    assert round(sum(counts) / 5e6, 2) == 15.51 and counts == sorted(counts, reverse=True)
+
+
 def test_fedin_feature_sizes():
     with torch.device("meta"):
         model = build("resnet10:stem=fedin", (3, 32, 32), 10)

@@ -96,6 +96,16 @@ def test_agreement_by_hand():
     ]  # the larger private set: one of the proxy's two
 
 
+def test_agreement_lies_between_zero_and_one_and_is_one_for_equal_sets():
+    """All pairs of sets of four labels that are not empty."""
+    every = torch.tensor([[number >> place & 1 for place in range(4)] for number in range(1, 16)], dtype=torch.bool)
+    private, proxy = every.repeat_interleave(15, 0), every.repeat(15, 1)
+    found = agreement(private, proxy)
+    assert found.min() == 0 and found.max() == 1
+    equal, apart = (private == proxy).all(1), ~(private & proxy).any(1)
+    assert (found[equal] == 1).all() and torch.equal(found == 0, apart)
+
+
 def test_the_ranking_loss_by_hand():
     z = torch.tensor([[1.0, 4.0, 2.0, 3.0]])
     # S = {0, 3}: pairs (1,0): 3, (2,0): 1, (1,3): 1, (2,3): 0 of 2 x 2

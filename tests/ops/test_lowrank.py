@@ -74,3 +74,12 @@ def test_a_state_travels_as_one_row_and_comes_back():
     assert torch.equal(pack(turned, 1.0)[0], values)
     for name, tensor in unpack(values, ranks, turned).items():
         assert torch.equal(tensor, again[name])
+
+
+def test_what_is_named_travels_as_it_is():
+    state = {"bias": random(3), "rows": random((7, 3), 1), "weight": torch.outer(random(4), random(5, 2))}
+    values, ranks = pack(state, 0.5, {"rows", "bias"})
+    assert ranks.tolist() == [-1, 1] and len(values) == 3 + 7 * 3 + (4 + 5 + 1)
+    again = unpack(values, ranks, state)
+    assert torch.equal(again["rows"], state["rows"]) and torch.equal(again["bias"], state["bias"])
+    torch.testing.assert_close(again["weight"], state["weight"])

@@ -13,7 +13,7 @@ from polyfed.core.errors import InputError
 from polyfed.reproduce.cost import AGAIN, USUAL, Speed, cost_of, guess, operations, seconds_of
 from polyfed.reproduce.entries import Entry, home, read_entries, read_entry
 from polyfed.reproduce.figures import cka, draw_curves
-from polyfed.reproduce.pages import FOLDER, _estimate, pages, shown_scale, verdicts
+from polyfed.reproduce.pages import FOLDER, _estimate, pages, shown_scale, told, verdicts
 from polyfed.reproduce.quantities import held_accuracy, values_from
 from polyfed.reproduce.queue import queue
 from polyfed.reproduce.results import Measured, Result, file_of, forget, judged, numbers, read_result, write_result
@@ -139,6 +139,17 @@ def test_what_a_page_says(place):
     assert "1 of 1 entries have a result" in made["README.md"]
     file_of(place, entry, "mini").unlink()
     assert "| not measured |" in pages(place)["README.md"] and shown_scale(entry, place) is None
+
+
+def test_a_row_of_a_reconstruction_is_marked():
+    (entry,) = [entry for entry in read_entries(home()) if entry.path == "fedfd/table5"]
+    case = entry.cases("mini")[0]
+    runs = {label: {"0": {"global": 50.0}} for label in ("msfkd", "fedfd")}
+    lines = told(entry, "mini", Result(entry.path, "mini", cases={case.name: Measured(runs=runs)}))
+    assert [line.split("|")[1].strip() for line in lines if line.startswith(("| msfkd", "| fedfd"))] == [
+        "msfkd (reconstruction)",
+        "fedfd",
+    ]
 
 
 def test_claims_of_a_case_that_the_paper_does_not_have_are_ours():

@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from polyfed.core.message import Message, State
+from polyfed.ops.lowrank import WHOLE
 
 if TYPE_CHECKING:
     from polyfed.core.method import Method, Step
@@ -93,9 +94,11 @@ def factor_size(model: str) -> Symbol:
             return 0
         ranks = iter(told.message.data["ranks"].tolist())
         shapes = [tensor.shape for _, tensor in sorted(told.models[model].items()) if tensor.is_floating_point()]
-        return sum(next(ranks) * (s[0] + s[1:].numel() + 1) if len(s) > 1 else s.numel() for s in shapes)
+        each = [(shape, next(ranks) if len(shape) > 1 else WHOLE) for shape in shapes]
+        return sum(s.numel() if rank < 0 else rank * (s[0] + s[1:].numel() + 1) for s, rank in each)
 
-    return Symbol("r(m + n + 1) for each matrix of m x n numbers and rank r, and all numbers of the vectors", numbers)
+    told_whole = "all numbers of vectors and embeddings"
+    return Symbol(f"r(m + n + 1) for each matrix of m x n numbers and rank r, and {told_whole}", numbers)
 
 
 def matrix_count(model: str) -> Symbol:

@@ -4,15 +4,15 @@ Wu, Wu, Lyu, Huang, Xie, Nature Communications 2022. https://arxiv.org/abs/2108.
 
 Every client has a large mentor, which stays, and a small mentee, which is common. Both learn from the labels and from
 each other, outputs and hidden states, the more the better both are. Only changes of the mentee travel, in both
-directions, each matrix by a truncated singular value decomposition that keeps a share e_t of its energy, growing over
-the rounds.
+directions, each matrix by a truncated singular value decomposition that keeps a growing share e_t of its energy.
 
 Deviations:
     Mentor and mentee step in turn on each batch; the map W_h of hidden states steps with the mentee.
     The scale 1/c is a number to each loss (`detach_scale`); released code differentiates it too, lets each loss move
     both networks, and takes the divergence as a mean over classes, too (`distill_weight` = 1/C).
     Released code multiplies U·s·V without a diagonal and never accepts the full rank.
-    Convolution kernels are matrices of their output channels. The ranks travel too, two bytes for each matrix.
+    Convolution kernels are matrices of their output channels. The ranks travel too, two bytes for each matrix; what did
+    not change has rank 0, and its vectors and embeddings, which are never compressed, travel as zeros.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ from polyfed.core.party import ClientInfo, Context, Party, cloned, load_state, s
 from polyfed.core.stage import Aux, Batch, Stage, Update
 from polyfed.core.traffic import Symbol, Traffic, factor_size, matrix_count
 from polyfed.methods.proxies import Proxies
+from polyfed.models.embeddings import embedding_names
 from polyfed.ops.aggregate import mean_state
 from polyfed.ops.distance import kl_divergence
 from polyfed.ops.lowrank import changed, packed_change, packed_difference, unpacked_change
-
-SMALLEST = 1e-8  # of the scale c: two perfect networks have nothing left to teach
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,8 @@ class FedKD(Proxies):
         """Take the mean of the changes, compress it, and apply it here as the clients will."""
         g = shared_state(server.main)
         changes = (unpacked_change(reply.data, g) for reply in replies.values())
-        packed = packed_change(mean_state(changes, self.weights(replies)), self.energy(ctx))
+        mean = mean_state(changes, self.weights(replies))
+        packed = packed_change(mean, self.energy(ctx), embedding_names(server.main))
         load_state(server.main, changed(g, packed))
         server.memory["change"] = {"round": ctx.round, "holders": list(replies), "packed": packed}
 
@@ -129,11 +129,10 @@ class FedKD(Proxies):
         """Return a student's loss: its own cross-entropy, and what the other one teaches."""
         if not self.distill_weight and not self.hidden_weight:
             return F.cross_entropy(nets[student](batch.x), batch.y)
-        names = ("main", "proxy")
-        seen = {name: features_and_logits(nets[name], batch.x) for name in names} if self.hidden_weight else {}
-        logits = {name: seen[name][1] if seen else nets[name](batch.x) for name in names}
+        seen = {n: features_and_logits(nets[n], batch.x) for n in ("main", "proxy")} if self.hidden_weight else {}
+        logits = {n: seen[n][1] if seen else nets[n](batch.x) for n in ("main", "proxy")}
         losses = {name: F.cross_entropy(z, batch.y) for name, z in logits.items()}
-        c = (losses["main"] + losses["proxy"]).clamp_min(SMALLEST)
+        c = (losses["main"] + losses["proxy"]).clamp_min(1e-8)  # two perfect networks have nothing left to teach
         teacher = "proxy" if student == "main" else "main"
         teaching = self.distill_weight * kl_divergence(logits[student], logits[teacher])
         if seen:
@@ -146,5 +145,6 @@ class FedKD(Proxies):
         moved: dict[str, tuple[str, ...] | None] = {"proxy": None, **({"map": None} if self.hidden_weight else {})}
         rate = replace(ctx.training, lr=self.proxy_lr) if self.proxy_lr else None
         yield Stage(updates=(mentor, Update((self.mentee_loss,), moved, training=rate)))
-        trained, common = shared_state(client.models["proxy"]), client.memory["common"]
-        return Message(data=packed_difference(trained, common, self.energy(ctx)), meta=self.reply(client).meta)
+        proxy, common = client.models["proxy"], client.memory["common"]
+        packed = packed_difference(shared_state(proxy), common, self.energy(ctx), embedding_names(proxy))
+        return Message(data=packed, meta=self.reply(client).meta)

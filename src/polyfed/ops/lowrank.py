@@ -1,14 +1,15 @@
-"""States in few numbers: every matrix by its largest singular values and their vectors, vectors as they are."""
+"""States in few numbers: every matrix by its largest singular values and their vectors, all else as it is."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
 
 Factors = tuple[Tensor, Tensor, Tensor]  # U [m, r], s [r], V [r, n]
+WHOLE = -1  # in the place of a rank: the matrix travels as it is
 
 
 @torch.no_grad()
@@ -31,15 +32,17 @@ def expand(factors: Factors) -> Tensor:
 
 
 @torch.no_grad()
-def pack(state: Mapping[str, Tensor], energy: float) -> tuple[Tensor, Tensor]:
+def pack(state: Mapping[str, Tensor], energy: float, whole: Collection[str] = ()) -> tuple[Tensor, Tensor]:
     """Return a state as one row of numbers, by ascending name, and the rank of each of its matrices.
 
-    A tensor of more than one axis is a matrix with its first axis as rows and takes `r(m + n + 1)` numbers.
+    A tensor of more than one axis is a matrix with its first axis as rows and takes `r(m + n + 1)` numbers; those that
+    `whole` names are not compressed, and have `WHOLE` for a rank.
     """
     values, ranks = [], []
-    for _, tensor in sorted(state.items()):  # a checkpoint may have changed their order
-        if tensor.dim() < 2:
+    for name, tensor in sorted(state.items()):  # a checkpoint may have changed their order
+        if tensor.dim() < 2 or name in whole:
             values.append(tensor.flatten())
+            ranks += [WHOLE] * (tensor.dim() > 1)
             continue
         factors = compress(tensor.flatten(1), energy)
         values.extend(factor.flatten() for factor in factors)
@@ -58,23 +61,26 @@ def unpack(values: Tensor, ranks: Tensor, like: Mapping[str, Tensor]) -> dict[st
         return values[place - math.prod(shape) : place].view(shape)
 
     for name, tensor in sorted(like.items()):
-        if tensor.dim() < 2:
+        rank = next(left) if tensor.dim() > 1 else WHOLE
+        if rank < 0:
             state[name] = take(*tensor.shape)
         else:
-            rows, columns, rank = len(tensor), tensor[0].numel(), next(left)
+            rows, columns = len(tensor), tensor[0].numel()
             state[name] = expand((take(rows, rank), take(rank), take(rank, columns))).view(tensor.shape)
     return state
 
 
-def packed_change(change: Mapping[str, Tensor], energy: float) -> dict[str, Tensor]:
+def packed_change(change: Mapping[str, Tensor], energy: float, whole: Collection[str] = ()) -> dict[str, Tensor]:
     """Return a change of a state as it travels: its numbers, and the ranks of its matrices."""
-    values, ranks = pack(change, energy)
+    values, ranks = pack(change, energy, whole)
     return {"change": values, "ranks": ranks}
 
 
-def packed_difference(new: Mapping[str, Tensor], old: Mapping[str, Tensor], energy: float) -> dict[str, Tensor]:
+def packed_difference(
+    new: Mapping[str, Tensor], old: Mapping[str, Tensor], energy: float, whole: Collection[str] = ()
+) -> dict[str, Tensor]:
     """Return the change from one state to another as it travels."""
-    return packed_change({name: new[name] - old[name] for name in new}, energy)
+    return packed_change({name: new[name] - old[name] for name in new}, energy, whole)
 
 
 def unpacked_change(packed: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -160,7 +160,7 @@ def _scale(entry: Entry, scale: str, result: Result) -> list[str]:
         lines += [_measured_with(entry, scale), ""]
     for case in entry.cases(scale):
         measured = result.cases.get(case.name, Measured())
-        lines += _table(entry, case, measured)
+        lines += _table(entry, case, measured, reconstructions(entry, scale, case))
     lines += _claims(entry, scale, judged(entry, scale, result))
     for figure in result.figures:
         lines += [f"![{figure.removesuffix('.png')}](figures/{figure})", ""]
@@ -179,7 +179,15 @@ def _measured_with(entry: Entry, scale: str) -> str:
     return words + "; ".join(f"`{part}`" if ":" in part or "-" in part else part for part in parts) + "."
 
 
-def _table(entry: Entry, case: Case, measured: Measured) -> list[str]:
+def reconstructions(entry: Entry, scale: str, case: Case) -> set[str]:
+    """Return the labels of methods whose papers leave so much open that ours are reconstructions."""
+    if entry.kind == "study":
+        return set()
+    made = entry.experiment(scale, case)
+    return {label for label in made.compare if made.config(label).method.paper.endswith("(reconstruction)")}
+
+
+def _table(entry: Entry, case: Case, measured: Measured, reconstructed: set[str]) -> list[str]:
     """Return ours beside the paper's: a row for each label, mean and standard deviation over seeds."""
     if not measured.runs:
         return [f"*{case.title}*: not measured.", ""]
@@ -200,6 +208,7 @@ def _table(entry: Entry, case: Case, measured: Measured) -> list[str]:
                 paper = case.numbers[quantity].get(label)
                 cells.append("" if paper is None or label in fixes else f"{paper:g}")
         name = f"{label} (ours: {fixes[label]})" if label in fixes else label
+        name += " (reconstruction)" if label in reconstructed else ""
         lines.append(f"| {name} | {len(seeds)} | " + " | ".join(cells) + " |")
     for label, failed in measured.failed.items():
         lines += ["", f"{label} failed with seed {', '.join(failed)}: {next(iter(failed.values()))}"]
