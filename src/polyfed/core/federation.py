@@ -147,9 +147,7 @@ class Federation(Measuring):
             for client, message in ordered.items():
                 self.meter.count(UP, client, step.name, message)
             with self.meter.time("fuse"), self._at_server(f"fuse/{step.name}"):
-                looked_at = replies.finite if self.attack is None else ()
-                ordered = finite_only(ordered, self.backend.infos, missing, looked_at)
-                ordered = self._guarded(step, messages, ordered, missing)
+                ordered = self._guarded(step, messages, finite_only(ordered, self.backend.infos, missing), missing)
                 if ordered and replies.fuse is not None:
                     replies.fuse(self.server, ordered)
                 elif ordered:

@@ -257,7 +257,6 @@ class Replies:
     broken: set[int] = field(default_factory=set)  # of these, those whose training broke down
     spent: set[int] = field(default_factory=set)  # and those whose privacy budget is used up
     epsilon: dict[int, float] = field(default_factory=dict)  # client -> its privacy loss so far, where there is noise
-    finite: set[int] = field(default_factory=set)  # clients whose messages were seen to hold no NaN and no infinity
     saved: float = 0.0  # seconds of training that an earlier run had done already
     fuse: Callable[[Party, Mapping[int, Message]], None] | None = None  # where their tensors stayed in other processes
 
@@ -278,5 +277,4 @@ class Replies:
         self.broken.update(others.broken)
         self.spent.update(others.spent)
         self.epsilon.update(others.epsilon)
-        self.finite.update(others.finite)
         self.saved += others.saved

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -114,24 +114,13 @@ def nobody_to_compare(rule: Rule | None, method: Method, server: Party, ctx: Con
     )
 
 
-def unfit(message: Message) -> str | None:
-    """Return the first name under which a message holds NaN or infinity (None: nowhere)."""
-    bad = next((k for k, v in message.meta.items() if isinstance(v, float) and not math.isfinite(v)), None)
-    if not all_finite(*(tensor for _, tensor in message.tensors())):
-        bad = next(name for name, tensor in message.tensors() if not all_finite(tensor))
-    return bad
-
-
-def finite_only(
-    replies: Replies, infos: Mapping[int, ClientInfo], missing: dict[int, str], looked_at: Container[int] = ()
-) -> dict[int, Message]:
-    """Return the replies without those that hold NaN or infinity; their senders are named in `missing`.
-
-    Replies of `looked_at` were found finite where they were made, on all workers at once.
-    """
+def finite_only(replies: Replies, infos: Mapping[int, ClientInfo], missing: dict[int, str]) -> dict[int, Message]:
+    """Return the replies without those that hold NaN or infinity; their senders are named in `missing`."""
     good: dict[int, Message] = {}
     for client, message in replies.items():
-        bad = None if client in looked_at else unfit(message)
+        bad = next((k for k, v in message.meta.items() if isinstance(v, float) and not math.isfinite(v)), None)
+        if not all_finite(*(tensor for _, tensor in message.tensors())):
+            bad = next(name for name, tensor in message.tensors() if not all_finite(tensor))
         if bad is None:
             good[client] = message
         else:

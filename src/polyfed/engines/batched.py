@@ -1,18 +1,15 @@
-"""Clients of one architecture as stacks: the pending stages of a cohort are collected, grouped, and run at once.
+"""Clients of one architecture as one stack: the pending stages of all clients are collected, grouped, and run at once.
 
-Every client's `local` is a generator that waits at its stage. A cohort is clients of one architecture that one worker
-leads from stage to stage, so that one worker's matrix products run while another opens clients and passes messages.
-Stages with the same losses, settings and shapes form a group, whose clients train as one tensor program (see
-`stack.py`); the rest run one by one, and the log says why.
+Every client's `local` is a generator that waits at its stage. Stages with the same losses, settings and shapes form a
+group, whose clients train as one tensor program (see `stack.py`); the rest run one by one, and the log says why.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,9 +21,9 @@ from polyfed.core.message import Message
 from polyfed.core.method import Replies, Step
 from polyfed.core.nets import norms_of
 from polyfed.core.party import Blueprint, Context, Party
-from polyfed.core.robust import unfit
 from polyfed.core.runner import check_finite, run_stage
 from polyfed.core.stage import Stage, Trained
+from polyfed.core.threads import one_thread
 from polyfed.engines.convolutions import folded
 from polyfed.engines.cut import CutProgram
 from polyfed.engines.dense import is_perceptron, suits
@@ -43,6 +40,7 @@ log = logging.getLogger("polyfed.engine")
 
 STACK_BYTES = 16 << 20  # parameters of one stack: beyond the caches nothing is gained
 LARGEST_STACK = 64  # clients
+LIGHT = 1e-3  # seconds of a client outside its stages: below, threads would only wait for Python's lock
 
 
 @dataclass
@@ -56,7 +54,6 @@ class Job:
     stage: Stage | None = None
     number: int = 0  # of the stage
     reply: Message = field(default_factory=Message)
-    finite: bool = False  # the reply was seen to hold no NaN and no infinity
     trained: Trained = field(default_factory=Trained)
     seconds: float = 0.0
     error: TrainingError | None = None  # its training broke down: it goes no further
@@ -79,7 +76,7 @@ class Batched:
         self.threads = Threads()
         self.told: set[str] = set()  # architectures whose clients never run in stacks, as the log says
         self.refused: dict[Any, str] = {}  # kind of stage -> why it cannot be stacked
-        self.trying = Lock()  # one worker tries a kind of stage, the others wait for what it finds
+        self.between: dict[str, float] = {}  # step -> seconds that a client spent outside its stages, last time
 
     def exchange(self, backend: InProcess, step: Step, messages: Mapping[int, Message], ctx: Context) -> Replies:
         """Let clients that cannot gain from stacks work whole, the others from stage to stage."""
@@ -99,16 +96,34 @@ class Batched:
         return blueprint.random or "learner" in blueprint.properties
 
     def by_stages(self, backend: InProcess, step: Step, messages: Mapping[int, Message], ctx: Context) -> Replies:
-        """Let every cohort work on a worker of its own and collect the replies."""
+        """Let all clients work from stage to stage and collect their replies."""
+        workers = backend.pool.workers
+        jobs = [Job(client, place % workers) for place, client in enumerate(sorted(messages))]
+        shares = [share for share in (jobs[worker::workers] for worker in range(workers)) if share]
 
-        def work(worker: int, cohort: list[int]) -> list[Job]:
-            jobs = [Job(client, worker) for client in cohort]
-            self.lead(backend, step, jobs, messages, ctx)
-            return jobs
+        def resume(_: int, share: list[Job]) -> None:
+            for job in share:
+                start = time.perf_counter()
+                advance(backend, job, step, messages[job.client], ctx)
+                job.seconds += time.perf_counter() - start
 
-        cohorts = cohorts_of(backend, messages)
-        done = backend.pool.run(work, cohorts, lambda cohort: sum(backend.expected_work(step, c) for c in cohort))
-        jobs = sorted((job for found in done for job in found), key=lambda job: job.client)
+        waiting = jobs
+        spent = 0.0
+        while waiting:
+            before = sum(job.seconds for job in jobs)
+            if self.between.get(step.name, LIGHT) < LIGHT:
+                with one_thread():
+                    for share in shares:
+                        resume(0, share)
+            else:
+                backend.pool.run(resume, shares)
+            spent += sum(job.seconds for job in jobs) - before
+            waiting = [job for job in jobs if job.stage is not None]
+            if waiting:
+                self.run_stages(backend, step, waiting, ctx)
+            shares = [[job for job in share if job.stage is not None] for share in shares]
+            shares = [share for share in shares if share]
+        self.between[step.name] = spent / max(1, len(jobs))
         for job in jobs:
             if job.error is not None:
                 assert job.party is not None
@@ -116,36 +131,29 @@ class Batched:
                 backend.store.start_over(job.client, ctx)
         return collected(jobs)
 
-    def lead(
-        self, backend: InProcess, step: Step, jobs: Sequence[Job], messages: Mapping[int, Message], ctx: Context
-    ) -> None:
-        """Let the clients of a cohort work from stage to stage, to the end."""
-        waiting = list(jobs)
-        while waiting:
-            for job in waiting:
-                start = time.perf_counter()
-                advance(backend, job, step, messages[job.client], ctx)
-                job.seconds += time.perf_counter() - start
-            waiting = [job for job in waiting if job.stage is not None]
-            if waiting:
-                self.run_stages(backend, step, waiting, ctx)
-            waiting = [job for job in waiting if job.stage is not None]  # one whose training broke down has none
-
     def run_stages(self, backend: InProcess, step: Step, jobs: Sequence[Job], ctx: Context) -> None:
-        """Run the pending stage of every job of a cohort, stacked where possible."""
+        """Run the pending stage of every job, stacked where possible."""
         groups: dict[Any, list[Job]] = {}
         for job in jobs:
             groups.setdefault(kind_of(job, ctx), []).append(job)
+        pieces: list[tuple[list[Job], bool]] = []
         for kind, group in groups.items():
-            stacked = self.stackable(backend, kind, group, step, ctx)
-            for piece in [group] if stacked else [[job] for job in group]:
-                start = time.perf_counter()
-                if stacked:
-                    run_stack(backend, piece, step, ctx)
-                else:
-                    run_alone(backend, piece[0], step, ctx)
-                for job in piece:
-                    job.seconds += (time.perf_counter() - start) / len(piece)
+            if self.stackable(backend, kind, group, step, ctx):
+                pieces.extend((piece, True) for piece in divided(group, backend.pool.workers))
+            else:
+                pieces.extend(([job], False) for job in group)
+
+        def work(worker: int, piece: tuple[list[Job], bool]) -> None:
+            members, stacked = piece
+            start = time.perf_counter()
+            if stacked:
+                run_stack(backend, members, step, ctx, worker)
+            else:
+                run_alone(backend, members[0], step, ctx, worker)
+            for job in members:
+                job.seconds += (time.perf_counter() - start) / len(members)
+
+        backend.pool.run(work, pieces, lambda piece: sum(backend.expected_work(step, job.client) for job in piece[0]))
 
     def stackable(self, backend: InProcess, kind: Any, group: list[Job], step: Step, ctx: Context) -> bool:
         """Tell whether a group can be stacked; a trial of one step on copies shows it, once for each kind of stage."""
@@ -154,11 +162,11 @@ class Batched:
     def possible(self, backend: InProcess, kind: Any, group: list[Job], step: Step, ctx: Context) -> bool:
         """Tell whether stages of a kind can be stacked at all."""
         key = kind[:4]
-        with self.trying:
-            if key not in self.refused:
+        if key not in self.refused:
+            with one_thread():
                 self.refused[key] = obstacle(backend, group, step, ctx, self.exact)
-                if self.refused[key]:
-                    log.info("Stages of %s run one by one: %s.", kind[0], self.refused[key])
+            if self.refused[key]:
+                log.info("Stages of %s run one by one: %s.", kind[0], self.refused[key])
         return not self.refused[key]
 
 
@@ -178,7 +186,6 @@ def advance(backend: InProcess, job: Job, step: Step, message: Message, ctx: Con
             job.stage = job.work.send(job.trained)
     except StopIteration as finished:
         job.reply = finished.value or Message()
-        job.finite = step.up and unfit(job.reply) is None
         job.stage = None
         assert job.party is not None
         backend.store.close(job.party, ctx)
@@ -193,7 +200,6 @@ def collected(jobs: Sequence[Job]) -> Replies:
         {job.client: job.reply for job in done},
         {job.client: job.trained.loss for job in done},
         {job.client: job.seconds for job in done},
-        finite={job.client for job in done if job.finite},
     )
     for job in jobs:
         if job.error is not None:
@@ -227,31 +233,28 @@ def kind_of(job: Job, ctx: Context) -> tuple[Any, ...]:
     )
 
 
-def cohorts_of(backend: InProcess, clients: Iterable[int]) -> list[list[int]]:
-    """Cut the clients of each architecture into cohorts: at least one for each worker, none too large for a stack.
-
-    Clients with equally much work stay together, and equal ones in their order: their rows are neighbours.
-    """
-    alike: dict[str, list[int]] = {}
-    for client in sorted(clients):
-        alike.setdefault(backend.infos[client].architecture, []).append(client)
-    cohorts = []
-    for group in alike.values():
-        states = backend.store.states(group[0]).values()
-        size = sum(tensor.numel() * tensor.element_size() for state in states for tensor in state.values())
-        largest = min(LARGEST_STACK, max(2, STACK_BYTES // max(1, size)))
-        count = max(min(backend.pool.workers, len(group) // 2), -(-len(group) // largest))
-        ordered = sorted(group, key=lambda client: -backend.infos[client].samples)
-        cohorts += [ordered[k * len(group) // count : (k + 1) * len(group) // count] for k in range(count)]
-    return cohorts
+def divided(group: list[Job], workers: int) -> list[list[Job]]:
+    """Cut a group into stacks: at least one for each worker, none too large; clients with equal work stay together."""
+    assert group[0].party is not None
+    size = sum(t.numel() * t.element_size() for state in group[0].party.states.values() for t in state.values())
+    largest = min(LARGEST_STACK, max(2, STACK_BYTES // max(1, size)))
+    count = max(min(workers, len(group) // 2), -(-len(group) // largest))
+    ordered = sorted(group, key=lambda job: -samples_of(job))  # a stable sort: equal clients stay in order
+    return [ordered[place * len(group) // count : (place + 1) * len(group) // count] for place in range(count)]
 
 
-def run_alone(backend: InProcess, job: Job, step: Step, ctx: Context) -> None:
-    """Run one client's stage on its worker's modules."""
+def samples_of(job: Job) -> int:
+    """Return the number of samples of a job's stage."""
+    assert job.stage is not None and job.party is not None
+    return len(job.stage.data if job.stage.data is not None else job.party.train)
+
+
+def run_alone(backend: InProcess, job: Job, step: Step, ctx: Context, worker: int) -> None:
+    """Run one client's stage on this worker's modules."""
     assert job.party is not None and job.stage is not None
     alone = Party(job.client, job.party.info, job.party.data)
     alone.models = dict(job.party.models)  # models without a record belong to this client alone
-    backend.store.attach(alone, job.party.states, job.worker)
+    backend.store.attach(alone, job.party.states, worker)
     alone.memory, alone.inbox = job.party.memory, job.party.inbox
     try:
         job.trained = run_stage(job.stage, alone, ctx, job.name(step))
@@ -259,10 +262,10 @@ def run_alone(backend: InProcess, job: Job, step: Step, ctx: Context) -> None:
         job.break_off(error)
 
 
-def run_stack(backend: InProcess, jobs: Sequence[Job], step: Step, ctx: Context) -> None:
+def run_stack(backend: InProcess, jobs: Sequence[Job], step: Step, ctx: Context, worker: int) -> None:
     """Run the stages of several clients as one program and write their tensors back."""
     tensors, write_back = stacked_states(backend, jobs)
-    program = make_program(backend, jobs, tensors, step, ctx)
+    program = make_program(backend, jobs, tensors, step, ctx, worker)
     program.run()
     write_back()
     for job, member in zip(jobs, program.members, strict=True):
@@ -272,14 +275,16 @@ def run_stack(backend: InProcess, jobs: Sequence[Job], step: Step, ctx: Context)
             job.break_off(error)
 
 
-def make_program(backend: InProcess, jobs: Sequence[Job], tensors: Tensors, step: Step, ctx: Context) -> Program:
-    """Return the program of some jobs of one worker over given tensors."""
+def make_program(
+    backend: InProcess, jobs: Sequence[Job], tensors: Tensors, step: Step, ctx: Context, worker: int
+) -> Program:
+    """Return the program of some jobs over given tensors."""
     members = []
     for job in jobs:
         assert job.party is not None and job.stage is not None
         members.append(Member(job.party, job.stage, job.party.states))
     first = members[0].party
-    modules = {model: backend.store.module(jobs[0].worker, first.architecture, model) for model in first.models}
+    modules = {model: backend.store.module(worker, first.architecture, model) for model in first.models}
     program = Program(members, modules, tensors, ctx, jobs[0].name(step))
     return suits(program) or folded(program) or program
 
@@ -330,7 +335,7 @@ def obstacle(backend: InProcess, group: list[Job], step: Step, ctx: Context, exa
             return "recurrent layers cannot be stacked"
     try:
         tensors = {m: {n: torch.stack([_states(j)[m][n] for j in jobs]) for n in states[m]} for m in states}
-        program = make_program(backend, jobs, tensors, step, ctx)
+        program = make_program(backend, jobs, tensors, step, ctx, 0)
         if exact and not isinstance(program, CutProgram) and not all(map(is_perceptron, program.modules.values())):
             return "numbers of convolutions would depend on who shares the stack"
         if not all(any(parts.values()) for parts in program.moved):

@@ -15,7 +15,6 @@ from polyfed.core.message import Message
 from polyfed.core.method import Replies, Step
 from polyfed.core.party import Context
 from polyfed.core.privacy import LEDGER, BudgetSpent
-from polyfed.core.robust import unfit
 from polyfed.core.runner import run_stage
 from polyfed.engines.work import drive, receive
 
@@ -39,8 +38,6 @@ class Threads:
                 except (BudgetSpent, TrainingError) as error:  # the others go on
                     backend.store.close(party, ctx)
                     return error
-                if step.up and unfit(reply) is None:
-                    replies.finite.add(client)
                 if LEDGER in party.memory:
                     replies.epsilon[client] = party.memory[LEDGER]["epsilon"]
                 backend.store.close(party, ctx)
