@@ -18,6 +18,7 @@ from polyfed.reproduce.quantities import held_accuracy, values_from
 from polyfed.reproduce.queue import queue
 from polyfed.reproduce.results import Measured, Result, file_of, forget, judged, numbers, read_result, write_result
 from polyfed.reproduce.running import Clock, reproduce
+from polyfed.reproduce.standing import standing
 from polyfed.reproduce.verdict import VERDICTS
 
 ENTRY = """
@@ -139,6 +140,26 @@ def test_what_a_page_says(place):
     assert "1 of 1 entries have a result" in made["README.md"]
     file_of(place, entry, "mini").unlink()
     assert "| not measured |" in pages(place)["README.md"] and shown_scale(entry, place) is None
+
+
+@pytest.mark.parametrize(("sign", "place_of_it"), [(1, "stands"), (-1, "does not")])
+def test_what_to_believe_follows_from_the_verdicts(place, sign, place_of_it):
+    entry = read_entry(place / "experiments" / "papers" / "ams" / "table9.toml")
+    values = {str(seed): seed / 10 for seed in range(5)}
+    result = Result(entry.path, "mini")
+    result.case("two").runs = {
+        "ams": {seed: {"global": 75 + sign * (4 + value)} for seed, value in values.items()},
+        "ensemble": {seed: {"global": 75.0} for seed in values},
+        "wild": {seed: {"global": 1.0} for seed in values},  # a change of ours: no claim of the paper
+    }
+    told = "\n".join(standing("AMS", [(entry, "mini", result)], 3))
+    assert "**AMS** (1 of 3 entries measured, 0 of their claims not resolved)" in told
+    lines = {line.partition(":")[0]: line for line in told.splitlines() if line.startswith("- ")}
+    (mine,) = [line for start, line in lines.items() if place_of_it in start]
+    (other,) = [line for start, line in lines.items() if place_of_it not in start]
+    assert f"ams - ensemble {sign * 4.2:+.2f} (table9 mini, two)" in mine
+    assert "nothing yet" in other
+    assert "wild" not in told
 
 
 def test_a_row_of_a_reconstruction_is_marked():

@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 from polyfed.reproduce.cost import read_costs
 from polyfed.reproduce.entries import PAPERS, Case, Entry, read_entries
 from polyfed.reproduce.results import Measured, Number, Result, Row, judged, numbers, read_result
+from polyfed.reproduce.standing import standing
 from polyfed.reproduce.verdict import SEEDS, VERDICTS, Verdict, summary
 
 FOLDER = Path("docs") / "reproductions"
@@ -79,6 +80,7 @@ def seeds_of(result: Result) -> str:
 def _index(root: Path, entries: Sequence[Entry]) -> str:
     lines, total = [], []
     costs = read_costs(root)
+    measured: list[tuple[Entry, str, Result]] = []
     for entry in entries:
         shown = shown_scale(entry, root)
         link = f"[{entry.path}]({entry.paper}.md#{entry.name})"
@@ -89,12 +91,16 @@ def _index(root: Path, entries: Sequence[Entry]) -> str:
             lines.append(f"| {link} | {about} | not measured | {', '.join(entry.scales)} | | {price} |")
             continue
         scale, result = shown
+        measured.append((entry, scale, result))
         found = verdicts(entry, scale, result)
         total += found
         seeds = "none needed" if entry.kind == "count" else seeds_of(result)
         lines.append(f"| {link} | {about} | {summary(found)} | {scale} | {seeds} | {_minutes(result.seconds / 60)} |")
     counted = ", ".join(f"{total.count(verdict)} {verdict}" for verdict in VERDICTS)
-    measured = sum(shown_scale(entry, root) is not None for entry in entries)
+    believed: list[str] = []
+    for paper in dict.fromkeys(entry.paper for entry in entries):
+        mine = [one for one in measured if one[0].paper == paper]
+        believed += standing(TITLES[paper], mine, sum(entry.paper == paper for entry in entries))
     return "\n".join(
         [
             "# Reproductions",
@@ -103,7 +109,7 @@ def _index(root: Path, entries: Sequence[Entry]) -> str:
             "--scale SCALE` measures one, `polyfed reproduce --pages` writes these pages from the result files; "
             "nothing here is typed by hand. [How to read and extend them](../how-to/reproduce.md).",
             "",
-            f"{measured} of {len(entries)} entries have a result. Verdicts on their claims: {counted}.",
+            f"{len(measured)} of {len(entries)} entries have a result. Verdicts on their claims: {counted}.",
             "",
             f"A verdict is computed from differences paired by seed, at least {SEEDS} seeds, a t interval with Holm's "
             "correction over the claims of the entry: *reproduced* (it contains the paper's gain and leaves out 0), "
@@ -117,6 +123,12 @@ def _index(root: Path, entries: Sequence[Entry]) -> str:
             "| --- | --- | --- | --- | --- | --- |",
             *lines,
             "",
+            "## What to believe after this",
+            "",
+            "By the verdicts above and nothing else: the differences that are reproduced or hold, as we measured them, "
+            "and those that are refuted. All others are open, which is no word against them.",
+            "",
+            *believed,
         ]
     )
 
