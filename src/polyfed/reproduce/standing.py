@@ -13,7 +13,8 @@ STANDS: tuple[Verdict, ...] = ("reproduced", "holds")
 
 def standing(paper: str, measured: Sequence[tuple[Entry, str, Result]], entries: int) -> list[str]:
     """Return what of a paper stands, what does not and what is open, from its measured entries (of so many in all)."""
-    stands, falls = [], []
+    stands: list[str] = []
+    falls: list[str] = []
     open_claims = 0
     for entry, scale, result in measured:
         if entry.kind == "count":
