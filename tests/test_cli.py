@@ -285,6 +285,21 @@ def test_methods_that_apply_to_an_experiment_and_why_others_do_not(tmp_path):
     assert "methods apply to" in text and "The others need:" in text
 
 
+def test_what_a_run_would_refuse_does_not_apply(tmp_path):
+    file = tmp_path / "wrong.toml"
+    told = 'data = "digits"\nlimit = 80\nclients = 4\nmodels = ["mlp:1x8", "mlp:2x8"]\npublic = 20\nmomentum = 0.9\n'
+    file.write_text(f'{told}[methods.scaffold]\noption = "II"\n[methods.takfl]\nlam = [1.0, 2.0, 3.0]\n')
+    rows = {row["method"]: row for row in json.loads(polyfed("methods", "--for", str(file), "--json").stdout)}
+    assert rows["scaffold"]["needs"].startswith("option 'II' needs SGD without momentum")
+    assert rows["takfl"]["needs"].startswith("lam has 3 numbers, but there are 2 architectures")
+    assert rows["fedavg"]["applies"]
+
+
+def test_a_model_that_nobody_knows_is_said_once_and_not_for_every_method(tmp_path):
+    (tmp_path / "own.toml").write_text('data = "digits"\nlimit = 60\nclients = 3\nmodels = ["no:1"]\n')
+    refused("methods", "--for", str(tmp_path / "own.toml"), says="Unknown model 'no'")
+
+
 def test_data_that_is_not_there_is_said_once_and_not_for_every_method(tmp_path):
     (tmp_path / "own.toml").write_text(f'data = "{tmp_path / "nowhere.csv"}"\n')
     refused("methods", "--for", str(tmp_path / "own.toml"), says="nowhere.csv")

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import polyfed as pf
-from polyfed.core.augment import Augmentation, is_part
+from polyfed.core.augment import Augmentation, check_images, is_part
 from polyfed.core.errors import InputError
 from polyfed.core.rng import generator
 from polyfed.core.samples import Samples, Scaling
@@ -94,3 +94,9 @@ def test_public_samples_stay_as_they_are_also_in_the_same_storage():
         pf.run(method, clients, "mlp:1x4", 1, pf.Training(augment="crop:2"), engine="sequential")
     known = {tuple(row.tolist()) for row in clients.public.inputs().flatten(1)}
     assert seen and all(tuple(row.tolist()) in known for x in seen for row in x.flatten(1))
+
+
+def test_an_image_is_not_shifted_out_of_sight():
+    check_images(pf.Training(augment="crop:7"), (1, 8, 9))
+    with pytest.raises(InputError, match=r"augment='crop:8\+flip' may shift images of 9 x 8 pixels out of sight"):
+        check_images(pf.Training(augment="crop:8+flip"), (1, 9, 8))

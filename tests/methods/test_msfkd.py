@@ -148,6 +148,13 @@ def test_a_client_that_is_rarely_chosen_for_three_rounds_does_one_epoch_less():
     assert work(again, low, low, (0.2, 0.4, 0.4), low, low) == {}  # 0.2 is enough, and the count starts anew
 
 
+def test_nobody_does_less_because_nobody_was_chosen():
+    run = federation(MSFKD(), models=WIDTHS, training=pf.Training(epochs=3, batch_size=8))
+    nobody, low = (0.0, 0.0, 0.0), (0.1, 0.45, 0.45)
+    assert work(run, nobody, nobody, nobody, nobody) == {}
+    assert work(run, low, low, nobody) == {} and work(run, low) == {"0": 2}  # such a round does not count either way
+
+
 def test_the_client_trains_for_as_many_epochs_as_it_is_told():
     training = pf.Training(epochs=3, batch_size=8)
     run = federation(MSFKD(adapt=False), models=WIDTHS, training=training)
@@ -165,7 +172,7 @@ def test_the_client_trains_for_as_many_epochs_as_it_is_told():
 
 def test_work_is_chosen_in_rounds_only_where_it_is_asked_for():
     for adapt in (True, False):
-        run = federation(MSFKD(adapt=adapt), models=WIDTHS)
+        run = federation(MSFKD(adapt=adapt, kappa=1.0), models=WIDTHS)  # no sample is left out
         run.server.memory["few"] = dict.fromkeys("012", 2)
         exchange(run, MAIN)
         assert (run.server.memory["few"] == dict.fromkeys("012", 2)) == (not adapt)

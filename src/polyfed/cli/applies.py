@@ -10,12 +10,18 @@ from polyfed.core.errors import InputError
 from polyfed.core.needs import missing
 from polyfed.experiment import Experiment
 from polyfed.methods import registry
+from polyfed.prepare import Parties, make_federation
 
 
 def applicable(experiment: Experiment) -> list[dict[str, Any]]:
     """Return a row for each method: its family and name, whether it applies, and what is missing otherwise.
 
     Options and settings that the experiment has for a label of a method's name count; nothing is trained.
+
+    Raises
+    ------
+    InputError
+        When no method applies, and all for the same reason: a model that nobody knows.
     """
     clients = experiment.base.data.load(experiment.base.seed)  # what is not there is said once
     made: dict[Any, Any] = {}  # networks are built once for each number of outputs
@@ -38,9 +44,15 @@ def applicable(experiment: Experiment) -> list[dict[str, Any]]:
                         networks.feature_dim,
                         networks.feature_adapter,
                     )
-            infos, _, blueprints = made[key]
+            infos, data, blueprints = made[key]
             lacks = missing(method, infos, blueprints, clients.public, clients.input_shape, clients.task)
+            if lacks is None:  # what it says of training and of its own options when a run begins
+                with warnings.catch_warnings(action="ignore"):
+                    make_federation(method, clients, Parties(infos, data, blueprints, outputs), config.settings())
         except InputError as error:
-            lacks = str(error)
+            lacks = str(error).removeprefix(f"{name}: ")
         rows.append({**row, "applies": lacks is None, "needs": lacks or ""})
+    reasons = {row["needs"] for row in rows}
+    if len(reasons) == 1 and (reason := reasons.pop()):  # of the file, not of any method
+        raise InputError(reason)
     return rows

@@ -76,15 +76,22 @@ def is_part(some: Samples, whole: Samples) -> bool:
 
 
 def check_images(training: Training, input_shape: tuple[int, ...]) -> None:
-    """Refuse to augment what is no image.
+    """Refuse to augment what is no image, or to shift images until nothing of them is left.
 
     Raises
     ------
     InputError
         With the shape of the inputs.
     """
-    if training.augment is not None and len(input_shape) != 3:
+    if training.augment is None:
+        return
+    if len(input_shape) != 3:
         raise InputError(
             f"training: augment='{training.augment}' changes images (channels, height, width), but inputs have shape "
             f"{list(input_shape)}: leave it out."
+        )
+    if read_augmentation(training.augment).crop >= min(input_shape[1:]):
+        raise InputError(
+            f"training: augment='{training.augment}' may shift images of {input_shape[1]} x {input_shape[2]} pixels "
+            "out of sight: give fewer pixels."
         )

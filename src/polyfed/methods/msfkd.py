@@ -13,6 +13,7 @@ likely right: for each public sample those of the most certain networks.
 
 Deviations:
     All of it is this library's reading; name results "MSFKD (reconstruction)".
+    A round in which every sample is left out says nothing about any client's work, Eq. (3).
     With `selector="label"` all networks that are right teach, and samples that nobody gets right are left out.
     Distillation is as in `feddf_hetero`, which `rho=1, kappa=1` is exactly. There is no form with logits on the wire.
 """
@@ -125,7 +126,7 @@ class MSFKD(FedDFHetero):
     def choose_work(self, server: Party, shares: Mapping[str, float], ctx: Context) -> None:
         """Lower E_k of clients with few selections for some rounds, Eq. (3)."""
         epochs, few = server.memory["epochs"], server.memory["few"]
-        for client, share in shares.items():
+        for client, share in shares.items() if any(shares.values()) else ():  # few beside others: not where all are out
             few[client] = few.get(client, 0) + 1 if share < 1 / (2 * len(shares)) else 0
             if few[client] == PATIENCE:
                 epochs[client] = max(1, epochs.get(client, ctx.training.epochs) - 1)
