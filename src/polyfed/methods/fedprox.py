@@ -4,6 +4,10 @@ Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, MLSys 2020. https://arxiv.org/abs/1
 
 A quadratic penalty pulls the local iterate towards the received model, so that clients with skewed data drift less;
 clients may do partial work and still count.
+
+Deviations:
+    Means are weighted by samples and all selected clients reply, as in FedAvg: the paper draws clients by their samples
+    and takes plain means.
 """
 
 from __future__ import annotations

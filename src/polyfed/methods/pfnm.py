@@ -46,12 +46,12 @@ class PFNM(OneShot):
         As in `ops.matching.Matching`.
     form
         `model`: the settings above; `released`: those of the authors' program (sigma0_2 1, mu0_bias 0.1, iterations 5,
-        pop_factor 1, cap 10, max_global 700) and its grid of 18, which are then not set one by one.
+        pop_factor 1, cap 10, max_global 700), which are then not set one by one, and its grid of 18 for `select_on`.
     class_weighting
         A client counts for the weights into an output by its share rho_jc of the samples of that class; False: fully.
     select_on
-        `none`: the settings above; otherwise the best of a grid of sigma2, sigma0_2 and gamma by accuracy on the
-        clients' own `train` or `validation` data, or on the `test` set (a paper's protocol; nothing to learn from).
+        `none`: the settings above, no grid; otherwise the best of a grid of sigma2, sigma0_2 and gamma by accuracy on
+        the clients' own `train` or `validation` data, or on the `test` set (a paper's protocol; nothing to learn from).
     convolutions
         Allow convolutional networks without norms.
     """
