@@ -293,6 +293,16 @@ def test_what_it_needs_is_asked_for_before_anything_trains(given, words):
         federation(quick(), clients)
 
 
+@pytest.mark.parametrize("global_model", [True, False])
+def test_a_copys_outputs_for_unchanged_images_are_refused_for_changed_ones(global_model):
+    changed = pf.Training(epochs=1, batch_size=8, lr=0.05, augment="flip")
+    with pytest.raises(pf.InputError, match=r"fedmd_global: .*'flip'.*: leave augment out, or set lwof=false\.$"):
+        federation(quick(global_model=global_model), training=changed)
+    for off in ({"lwof": False}, {"beta": 0.0}):
+        plain = after(bare(**off), training=replace(changed, augment=None))
+        assert not same(states(after(bare(**off), training=changed)), states(plain))
+
+
 # --- the server's model ---
 
 

@@ -214,6 +214,17 @@ def test_options_that_make_no_sense_are_refused(options):
         FedType(**options)
 
 
+@pytest.mark.parametrize("weights", [{}, {"set_weight": 0.0}, {"distill_weight": 0.0}])
+def test_targets_of_unchanged_images_are_refused_for_changed_ones(weights):
+    with pytest.raises(InputError, match=r"fedtype: .*'flip'.*: leave augment out, or set .* to 0\.$"):
+        federation(FedType(**SMALL, **weights), training=replace(ONE, augment="flip"), run=False)
+
+
+def test_without_such_targets_images_may_be_changed():
+    plain, changed = (federation(FedType(**SMALL, **OFF), 1, replace(ONE, augment=how)) for how in (None, "crop:2"))
+    assert not torch.equal(held(plain, 0)["head.weight"], held(changed, 0)["head.weight"])
+
+
 def test_noise_is_planned_for_all_epochs_on_own_samples():
     assert FedType(finish=True).own_epochs(3, 5) == 36  # two networks, five rounds and the last training
     assert FedType(finish=False).own_epochs(3, 5) == 30

@@ -95,3 +95,29 @@ def check_images(training: Training, input_shape: tuple[int, ...]) -> None:
             f"training: augment='{training.augment}' may shift images of {input_shape[1]} x {input_shape[2]} pixels "
             "out of sight: give fewer pixels."
         )
+
+
+def refuse_changes(training: Training, name: str, what: str, instead: str) -> None:
+    """Refuse to augment where a method computes columns over clients' own samples before it trains on them.
+
+    Such columns are of the images as they are; a network that sees changed ones would learn the wrong targets.
+
+    Parameters
+    ----------
+    training
+        The run's.
+    name, what
+        The method, and what it computes.
+    instead
+        How to do without the columns, after "or".
+
+    Raises
+    ------
+    InputError
+        With both ways out.
+    """
+    if training.augment is not None:
+        raise InputError(
+            f"{name}: {what} computed once for unchanged images, and augment='{training.augment}' changes them: "
+            f"leave augment out, or {instead}."
+        )

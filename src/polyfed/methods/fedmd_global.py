@@ -16,7 +16,8 @@ Deviations:
     Pre-training runs for a fixed number of epochs instead of until convergence.
     A client that is no network learns private labels and what it has digested together, anew each time: it forgets
     nothing of the latter, so the penalty is not for it.
-    The copy's logits are computed once before a local update, which equals computing them batch by batch.
+    The copy's logits are computed once before a local update, which equals computing them batch by batch as long as
+    images do not change in training: with LwoF, `augment` is refused.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyfed.core.augment import refuse_changes
 from polyfed.core.errors import InputError
 from polyfed.core.fields import AtLeastOne, Count, NotNegative, Positive
 from polyfed.core.message import Message
@@ -106,6 +108,11 @@ class FedMDGlobal(FedMD):
         if self.server_init == "public" and not self.public_epochs:
             raise InputError(f"{self.name}: server_init='public' needs public_epochs of at least 1.")
 
+    @property
+    def penalised(self) -> bool:
+        """Whether the local update is held to the copy's outputs."""
+        return self.lwof and self.beta > 0
+
     def plan(self) -> Plan:
         """Do as FedMD does, and measure the clients between distillation and local update."""
         # With `up` the step ends in `fuse`, where the server trains its own model; nothing is sent for that.
@@ -116,6 +123,8 @@ class FedMDGlobal(FedMD):
 
     def setup_server(self, server: Party, infos: Mapping[int, ClientInfo], ctx: Context) -> None:
         """Build the global model M_g; it starts as a client's model of this architecture would."""
+        if self.penalised:
+            refuse_changes(ctx.training, self.name, "outputs that LwoF holds on to are", "set lwof=false")
         if self.global_model:
             server.models["main"] = self.build_global(ctx)
 
@@ -152,8 +161,8 @@ class FedMDGlobal(FedMD):
 
     def revisit(self, client: Party, ctx: Context) -> Local:
         """Train on private data, near the outputs of the copy M'_k from before."""
-        if self.lwof and self.beta > 0:
-            copy = logits_of(client.main, client.train)  # z', once: the copy is frozen and nothing is augmented
+        if self.penalised:
+            copy = logits_of(client.main, client.train)  # z', once: the copy is frozen and no image changes
             stage = self.private_stage(client, ctx)
             yield replace(stage, loss=self.lwof_loss, columns={"copy": copy})
         else:

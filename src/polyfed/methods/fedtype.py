@@ -12,7 +12,7 @@ Deviations:
     The calibration temperature is the exact minimum of the cross-entropy (released: ten passes of SGD from 1.3), found
     on validation data where a client has it, otherwise on its training data.
     Sets are those before each epoch of private training, in which the proxy is fixed; the private network's own are
-    renewed with every batch. Optimizers start anew in every epoch.
+    renewed with every batch. Optimizers start anew in every epoch. Images that change in training are refused.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from polyfed.core.augment import refuse_changes
 from polyfed.core.fields import Count, NotNegative, PartShare, Positive, Share
 from polyfed.core.method import Local, Plan, Step
-from polyfed.core.party import Context, Party
+from polyfed.core.party import ClientInfo, Context, Party
 from polyfed.core.passes import count_right, logits_of
 from polyfed.core.stage import Aux, Batch, Draw, Stage
 from polyfed.core.traffic import Traffic
@@ -50,11 +51,9 @@ class FedType(Proxies):
         From rank k_reg on, each further label costs lam: sets stay small.
     randomized
         Draw whether the last label of a set is in.
-    set_weight, distill_weight
-        Weights of the sets' ranking loss and of the distillation; with both 0 (and one epoch a round) the private
-        networks train alone exactly and the proxies as in FedAvg.
-    temperature
-        Of the distillation.
+    set_weight, distill_weight, temperature
+        Weights of the sets' ranking loss and of the distillation, and the temperature of the latter; with both weights
+        0 (and one epoch a round) the private networks train alone exactly and the proxies as in FedAvg.
     finish
         After the last round every client trains once more with the final proxy.
     """
@@ -87,6 +86,13 @@ class FedType(Proxies):
         told = "what a proxy learned with prediction sets that are calibrated on all samples together"
         return f"{told} (set_weight=0 can be private)" if self.set_weight else None
 
+    def setup_server(self, server: Party, infos: Mapping[int, ClientInfo], ctx: Context) -> None:
+        """Make the proxy; refuse images that change, of which there are no sets and no targets."""
+        super().setup_server(server, infos, ctx)
+        if self.set_weight or self.distill_weight:
+            way_out = "set set_weight and distill_weight to 0"
+            refuse_changes(ctx.training, self.name, "prediction sets and targets are", way_out)
+
     def local(self, client: Party, step: Step, ctx: Context) -> Local:
         """In each epoch train the private network with the proxy fixed, then the proxy with the private one fixed."""
         for epoch in range(ctx.training.epochs):
@@ -101,8 +107,6 @@ class FedType(Proxies):
         taught: Tensor = kl_divergence(z, batch["target"], self.temperature) / z.shape[1]
         return F.cross_entropy(z, batch.y) + self.distill_weight * taught
 
-    # --- the proxy's teaching ---
-
     def private_stage(self, client: Party, moment: str, ctx: Context) -> Stage:
         """Calibrate both networks; return the training of the private one with the proxy's sets."""
         if not self.set_weight:
@@ -113,13 +117,9 @@ class FedType(Proxies):
         u = self.draws(f"{moment}/sets", len(client.train), client, ctx)
         sets = prediction_sets(logits, temperature, q, lam, self.k_reg, u)
         temperature, q = self.calibrated(client, "main", self.lam_private, moment, ctx)
-        return Stage(
-            self.private_loss,
-            columns={"sets": sets},
-            aux={"temperature": temperature, "q": q},
-            draws={"u": Draw((None,), "uniform")} if self.randomized else {},
-            epochs=1,
-        )
+        aux = {"temperature": temperature, "q": q}
+        draws = {"u": Draw((None,), "uniform")} if self.randomized else {}
+        return Stage(self.private_loss, columns={"sets": sets}, aux=aux, draws=draws, epochs=1)
 
     def private_loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
         """Return CE + A·L_set, where A is how much the networks' sets agree."""
