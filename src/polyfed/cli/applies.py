@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 from polyfed.build import make_parties
 from polyfed.core.errors import InputError
+from polyfed.core.method import Method
 from polyfed.core.needs import missing
 from polyfed.experiment import Experiment
 from polyfed.methods import registry
 
 
-def applicable(experiment: Experiment) -> list[dict[str, Any]]:
-    """Return a row for each method: its family and name, whether it applies, and what is missing otherwise.
+def applicable(experiment: Experiment, kinds: Mapping[str, type[Method]] | None = None) -> list[dict[str, Any]]:
+    """Return a row for each method, or each of these: family and name, whether it applies, what is missing otherwise.
 
     Options and settings that the experiment has for a label of a method's name count; nothing is trained.
     """
     clients = experiment.base.data.load(experiment.base.seed)  # what is not there is said once
     made: dict[Any, Any] = {}  # networks are built once for each number of outputs
     rows = []
-    for name, kind in sorted(registry().items(), key=lambda item: (item[1].family, item[0])):
+    for name, kind in sorted((kinds or registry()).items(), key=lambda item: (item[1].family, item[0])):
         row = {"family": kind.family, "method": name}
         try:
             config = experiment.config(name)
