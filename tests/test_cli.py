@@ -300,6 +300,18 @@ def test_a_model_that_nobody_knows_is_said_once_and_not_for_every_method(tmp_pat
     refused("methods", "--for", str(tmp_path / "own.toml"), says="Unknown model 'no'")
 
 
+def test_one_method_is_told_alone_whether_it_applies_to_an_experiment(tmp_path):
+    file = tmp_path / "small.toml"
+    file.write_text('data = "digits"\nlimit = 60\nclients = 3\nmodels = ["mlp:1x8", "mlp:1x8@0.5"]\n')
+    row = json.loads(polyfed("methods", "fedmd", "--for", str(file), "--json").stdout)
+    assert row["method"] == "fedmd" and not row["applies"] and "public data" in row["needs"]
+    text = " ".join(polyfed("methods", "fedmd", "--for", str(file)).stdout.split())
+    assert text.startswith("fedmd does not apply to") and "public data" in text and "heterofl" not in text
+    text = " ".join(polyfed("methods", "heterofl", "--for", str(file)).stdout.split())
+    assert text.startswith("heterofl applies to") and "fedmd" not in text
+    refused("methods", "heterofll", "--for", str(file), says="did you mean 'heterofl'?")
+
+
 def test_data_that_is_not_there_is_said_once_and_not_for_every_method(tmp_path):
     (tmp_path / "own.toml").write_text(f'data = "{tmp_path / "nowhere.csv"}"\n')
     refused("methods", "--for", str(tmp_path / "own.toml"), says="nowhere.csv")

@@ -12,6 +12,8 @@ from polyfed import methods
 from polyfed.compare import compare
 from polyfed.core.errors import InputError, TrainingError
 from polyfed.experiment import experiment, read_experiment
+from polyfed.report.runs import study
+from polyfed.report.words import answer
 from polyfed.terminal.tables import comparison_table
 
 FILES = sorted((Path(__file__).parents[1] / "experiments").rglob("*.toml"))
@@ -105,6 +107,21 @@ def test_the_table_tells_what_a_row_has_of_its_own(tmp_path):
     assert "narrow with models.names mlp:1x8@0.5" in str(comparison_table(rows, "").caption)
     assert json.loads((tmp_path / "comparison.json").read_text())["rows"][1]["differs"]
     assert rows[1].bytes_up < 2 * rows[1].bytes_down < 6000  # the narrow network travelled
+
+
+def test_a_setting_of_a_row_that_is_the_common_one_is_not_told(tmp_path):
+    made = experiment(
+        rounds=1,
+        limit=100,
+        clients=3,
+        models=["mlp:1x8"],
+        lr=0.1,
+        methods={"same": {"method": "fedavg", "settings": {"models": ["mlp:1x8"], "lr": 0.1, "rounds": 2}}},
+    )
+    rows = compare(made, ["same"], seeds=1, out=tmp_path)
+    assert [row.differs for row in rows] == [{}, {"rounds": 2}]
+    told = [caution for caution in answer(study(tmp_path)).cautions if "of their own" in caution]
+    assert told == ["Settings of their own: same with rounds 2."]
 
 
 def test_widths_of_one_network_stay_a_family_with_features_of_one_size():

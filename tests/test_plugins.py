@@ -8,7 +8,7 @@ import pytest
 import polyfed as pf
 from polyfed import methods, models
 from polyfed.cli.about import list_data
-from polyfed.cli.listing import method_entry
+from polyfed.cli.listing import method_entry, method_rows
 from polyfed.core import plugins as found
 from polyfed.models.registry import _registry
 
@@ -31,6 +31,14 @@ class Named(pf.Method):
 
 class Child(Named):
     """Has the name of its parent."""
+
+class Fresh(pf.FedAvg):
+    """Has a name of its own, and no paper."""
+    name = "fresh_head"
+
+class Told(pf.FedAvg):
+    name = "told"
+    paper = "Somebody 2026"
 
 @register("their_net", example="their_net", summary="a network of another package")
 def net(options, input_shape, num_classes, rate):
@@ -59,7 +67,14 @@ def installed(tmp_path, monkeypatch):
     (tmp_path / "their_package.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
     points = {
-        "polyfed.methods": [("theirs", "Theirs"), ("fedavg", "Theirs"), ("broken", "Nothing"), ("theirs_too", "Child")],
+        "polyfed.methods": [
+            ("theirs", "Theirs"),
+            ("fedavg", "Theirs"),
+            ("broken", "Nothing"),
+            ("theirs_too", "Child"),
+            ("fresh_head", "Fresh"),
+            ("told", "Told"),
+        ],
         "polyfed.models": [("their_net", "net"), ("their_adapted", "adapted"), ("their_broken", "broken")],
         "polyfed.data": [("their_data", "data")],
     }
@@ -94,6 +109,13 @@ def test_what_other_packages_offer_is_found_by_name(installed):
 def test_no_page_of_ours_is_named_for_a_method_of_another_package(installed):
     assert method_entry("theirs")["page"] is None
     assert method_entry("fedavg")["page"] == "docs/methods/fedavg.md"
+
+
+@pytest.mark.filterwarnings("ignore:.*left out:UserWarning", "ignore:.*no Method:UserWarning")
+def test_a_method_of_another_package_is_not_from_the_paper_of_its_base(installed):
+    papers = {row["method"]: row["paper"] for row in method_rows()}
+    assert (papers["fresh_head"], papers["told"], papers["fedavg"]) == ("", "Somebody 2026", "McMahan et al. 2017")
+    assert method_entry("fresh_head")["paper"] == "" and method_entry("told")["paper"] == "Somebody 2026"
 
 
 @pytest.mark.filterwarnings("ignore:.*left out:UserWarning", "ignore:.*no Method:UserWarning")

@@ -27,6 +27,7 @@ from polyfed.stored import check_same
 from polyfed.sweep import Try, best, check_measured, tries
 from polyfed.terminal.live import showing_several
 from polyfed.terminal.progress import Ahead, Place
+from polyfed.terminal.tables import RECONSTRUCTION
 
 SWEEP = "sweep"  # folder of all tries; those that were chosen are named in comparison.json
 
@@ -156,7 +157,7 @@ def _compare_objects(
             begun = place is not None and (place / "config.json").is_file()
             done = execute(config, data, models, place, begun, progress=False, known=known, metrics=metrics)
             results[label].append(done.summary())
-    rows = Rows(summarize(results))
+    rows = Rows(replace(row, reconstructed=_reconstructed(as_method(named[row.method]))) for row in summarize(results))
     if folder is not None:
         dumped = {**config_of(next(iter(named)), first).dump(), "compare": list(named), "seeds": seeds}
         write_json(folder / "comparison.json", {"experiment": dumped, "rows": [vars(row) for row in rows]})
@@ -245,11 +246,16 @@ def _rows(
     experiment: Experiment, tried: Sequence[Try], results: dict[str, list[dict[str, Any]]]
 ) -> tuple[list[Row], list[dict[str, Any]]]:
     """Return a row for each method, and, of a sweep, every try: its values, what it reached, and whether it is it."""
-    own = experiment.settings
     labels = list(dict.fromkeys(choice.label for choice in tried))
-    alone = [label for label in labels if experiment.config(label).method.name == REFERENCE]
+    methods = {label: experiment.config(label).method for label in labels}
+    alone = [label for label in labels if methods[label].name == REFERENCE]
+
+    def told_of(row: Row, **more: Any) -> Row:
+        differs = experiment.own_settings(row.method) | more.pop("values", {})
+        return replace(row, differs=differs, reconstructed=_reconstructed(methods[row.method]), **more)
+
     if not experiment.sweep:
-        return [replace(row, differs=own.get(row.method, {})) for row in summarize(results, alone)], []
+        return [told_of(row) for row in summarize(results, alone)], []
     told: list[dict[str, Any]] = [
         {
             "method": choice.label,
@@ -264,7 +270,7 @@ def _rows(
     chosen = best({label: [one["validation"] for one in each] for label, each in by_label.items()})
     winners = {label: by_label[label][place] for label, place in chosen.items()}
     rows = [
-        replace(row, differs={**own.get(row.method, {}), **winner["values"]}, tries=len(by_label[row.method]))
+        told_of(row, values=winner["values"], tries=len(by_label[row.method]))
         for row, winner in zip(
             summarize({label: results[winner["folder"]] for label, winner in winners.items()}, alone),
             winners.values(),
@@ -272,6 +278,10 @@ def _rows(
         )
     ]
     return rows, [{**one, "chosen": one is winners[one["method"]]} for one in told]
+
+
+def _reconstructed(method: Method) -> bool:
+    return method.paper.endswith(RECONSTRUCTION)
 
 
 def folder_of(config: Config) -> Path:

@@ -59,6 +59,17 @@ class Experiment:
             config = replace(config, **{section: own})
         return config
 
+    def own_settings(self, label: str) -> dict[str, Any]:
+        """Return the settings of a label that are not those of all."""
+        own, common = self.config(label), self.base
+
+        def value(config: Config, full: str) -> Any:
+            section, _, name = full.partition(".")
+            return getattr(getattr(config, section), name) if name else getattr(config, section)
+
+        given = self.settings.get(label, {})
+        return {full: leaf for full, leaf in given.items() if value(own, full) != value(common, full)}
+
     def dump(self) -> dict[str, Any]:
         """Return everything for `comparison.json`."""
         more = {"methods": self.methods, "compare": list(self.compare), "seeds": self.seeds, "settings": self.settings}

@@ -33,6 +33,7 @@ class Row:
     personal: list[float] = field(default_factory=list)  # on own test data, mean over clients, by seed (empty: none)
     metrics: dict[str, list[float]] = field(default_factory=dict)  # mean over clients, by seed
     score: str = "accuracy"  # what stands where accuracy is said
+    reconstructed: bool = False  # its paper leaves parts open: tables mark it
 
 
 class Rows(list[Row]):

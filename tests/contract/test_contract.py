@@ -124,7 +124,7 @@ def test_a_broken_method_is_told_what_does_not_hold(fault, says):
 
 def test_a_loss_that_cannot_be_stacked_must_be_said():
     looks = Averaged(fault="looks")
-    with pytest.raises(AssertionError, match=r"one by one .*, but stacked=True"):
+    with pytest.raises(AssertionError, match=r"one by one \(.*mlp:1x8 run one by one: .*\.item\(\).*but stacked=True"):
         stacks_give_the_same_numbers(Setting(looks, ("mlp:1x8",)))
     stacks_give_the_same_numbers(Setting(looks, ("mlp:1x8",), stacked=False))
     with pytest.raises(AssertionError, match="in stacks, but stacked=False"):

@@ -59,6 +59,14 @@ def test_a_directory_of_another_version_is_refused(tmp_path):
         RunDirectory.open(tmp_path)
 
 
+@pytest.mark.parametrize("file", ["comparison.json", "fedavg/seed-0/config.json", "sweep/fedavg/a/seed-0/config.json"])
+def test_the_directory_of_a_comparison_goes_on_with_its_command_finished_or_not(tmp_path, file):
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text("{}")
+    with pytest.raises(RunDirectoryError, match=r"is a comparison, .*same 'polyfed compare \.\.\.' command goes on"):
+        RunDirectory.read_config(tmp_path)
+
+
 def test_where_nothing_was_begun_the_same_command_is_the_way_on(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / ".config.json.abcd1234").write_text("{")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from statistics import fmean
 
 import pytest
@@ -12,7 +13,8 @@ import polyfed as pf
 from polyfed.core.cost import CostMeter
 from polyfed.result import Result
 from polyfed.rows import summarize
-from polyfed.terminal.tables import amount, comparison_table
+from polyfed.terminal.tables import amount, comparison_table, marked
+from polyfed.testing import synthetic
 
 
 def printed(table) -> str:
@@ -96,6 +98,17 @@ def test_a_comparison_in_which_all_took_part_has_one_mean():
     rows = summarize({"local": [result_of([[0, 1]], [0.2, 0.2]).summary()]})
     assert rows[0].took_part == []
     assert "took part" not in printed(comparison_table(rows, "one"))
+
+
+def test_a_row_of_a_reconstruction_is_marked_and_the_file_keeps_its_label(tmp_path):
+    clients = synthetic(3)
+    rows = pf.compare({"theirs": "msfkd"}, clients=clients, models="mlp:1x8", rounds=1, seeds=1, out=tmp_path)
+    lines = [line.split() for line in str(rows.table()).splitlines()]
+    assert any(line[:2] == ["theirs", "(reconstruction)"] for line in lines)
+    assert not any(line[:2] == ["local", "(reconstruction)"] for line in lines)
+    stored = json.loads((tmp_path / "comparison.json").read_text())
+    assert [row["method"] for row in stored["rows"]] == ["local", "theirs"]
+    assert marked("msfkd (reconstruction)", True) == "msfkd (reconstruction)"  # a label may say it already
 
 
 def test_a_run_with_few_participants_says_so():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from report_runs import make_run
 
+from polyfed.report import tables
 from polyfed.report.runs import Study
 from polyfed.report.words import answer
 
@@ -135,6 +137,14 @@ def test_a_reconstruction_is_called_one():
     assert not any("reconstruction" in caution for caution in answer(Study(runs)).cautions)
     runs["theirs"][0].config["method"] = {"name": "msfkd"}
     assert "theirs is a reconstruction: the paper leaves parts of it open." in answer(Study(runs)).cautions
+
+
+@pytest.mark.parametrize("name", ["leaderboard", "targets", "fairness", "clients", "wire"])
+def test_rows_of_a_reconstruction_are_marked_for_people_and_not_for_programs(name):
+    runs = {label: [make_run(label, 0, [[0.5] * 3], up=30, down=30)] for label in ("local", "theirs")}
+    runs["theirs"][0].config["method"] = {"name": "msfkd"}
+    first = [row[0] for row in tables.make(Study(runs), name).rows]
+    assert {(cell.text, cell.value) for cell in first} == {("local", "local"), ("theirs (reconstruction)", "theirs")}
 
 
 def test_an_order_of_different_networks_is_called_one():

@@ -27,7 +27,7 @@ def list_methods(
     ] = None,
     experiment: Annotated[
         Path | None,
-        typer.Option("--for", help="Which of them apply to this experiment, and why others do not."),
+        typer.Option("--for", help="Which of them (or whether NAME) apply to this experiment, and why others do not."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -35,7 +35,7 @@ def list_methods(
     from polyfed.cli.listing import METHODS, show_applicable
 
     if experiment is not None:
-        show_applicable(experiment, as_json)
+        show_applicable(experiment, as_json, name)
         return
     METHODS.show(name, as_json)
 

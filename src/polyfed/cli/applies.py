@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 from polyfed.build import make_parties
 from polyfed.core.errors import InputError
+from polyfed.core.method import Method
 from polyfed.core.needs import missing
 from polyfed.experiment import Experiment
 from polyfed.methods import registry
 from polyfed.prepare import Parties, make_federation
 
 
-def applicable(experiment: Experiment) -> list[dict[str, Any]]:
-    """Return a row for each method: its family and name, whether it applies, and what is missing otherwise.
+def applicable(experiment: Experiment, kinds: Mapping[str, type[Method]] | None = None) -> list[dict[str, Any]]:
+    """Return a row for each method, or each of these: family and name, whether it applies, what is missing otherwise.
 
     Options and settings that the experiment has for a label of a method's name count; nothing is trained.
 
@@ -26,7 +28,7 @@ def applicable(experiment: Experiment) -> list[dict[str, Any]]:
     clients = experiment.base.data.load(experiment.base.seed)  # what is not there is said once
     made: dict[Any, Any] = {}  # networks are built once for each number of outputs
     rows = []
-    for name, kind in sorted(registry().items(), key=lambda item: (item[1].family, item[0])):
+    for name, kind in sorted((kinds or registry()).items(), key=lambda item: (item[1].family, item[0])):
         row = {"family": kind.family, "method": name}
         try:
             config = experiment.config(name)
@@ -53,6 +55,6 @@ def applicable(experiment: Experiment) -> list[dict[str, Any]]:
             lacks = str(error).removeprefix(f"{name}: ")
         rows.append({**row, "applies": lacks is None, "needs": lacks or ""})
     reasons = {row["needs"] for row in rows}
-    if len(reasons) == 1 and (reason := reasons.pop()):  # of the file, not of any method
+    if len(rows) > 1 and len(reasons) == 1 and (reason := reasons.pop()):  # of the file, not of any method
         raise InputError(reason)
     return rows

@@ -73,7 +73,7 @@ def print_rows(rows: Sequence[dict[str, Any]], columns: Sequence[str] | None = N
 def method_rows() -> list[dict[str, Any]]:
     """Return one short row for each method, family by family."""
     kinds = sorted(registry().values(), key=lambda kind: (kind.family, kind.name))
-    return [{"family": kind.family, "method": kind.name, "paper": kind.paper, "sends": kind.sends} for kind in kinds]
+    return [{"family": kind.family, "method": kind.name, "paper": _paper(kind), "sends": kind.sends} for kind in kinds]
 
 
 def method_entry(name: str) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def method_entry(name: str) -> dict[str, Any]:
     needs = sorted(kind().requirements())
     return {
         "method": reference(kind),
-        "paper": kind.paper,
+        "paper": _paper(kind),
         "family": kind.family,
         "about": _summary(kind),
         "sends": kind.sends,
@@ -197,10 +197,18 @@ def _summary(kind: type[Method]) -> str:
     return " ".join((kind.__doc__ or "").split("\n\n")[0].split())
 
 
+def _ours(kind: type[Method]) -> bool:
+    return kind.__module__.startswith("polyfed.methods.")
+
+
+def _paper(kind: type[Method]) -> str:
+    """Return a method's paper; one of another package is not from that of the method it builds on."""
+    return kind.paper if _ours(kind) or "paper" in vars(kind) else ""
+
+
 def _page(kind: type[Method]) -> str | None:
-    ours = kind.__module__.startswith("polyfed.methods.")  # pages of other packages are with them
-    told = ours and kind.name not in UNTOLD
-    return f"docs/methods/{PAGES.get(kind.name, kind.name)}.md" if told else None
+    told = _ours(kind) and kind.name not in UNTOLD
+    return f"docs/methods/{PAGES.get(kind.name, kind.name)}.md" if told else None  # others have pages of their own
 
 
 @dataclass(frozen=True)
@@ -224,10 +232,18 @@ class Listing:
             say(Console(), f"polyfed {self.command} NAME prints one in full, with its options.")
 
 
-def show_applicable(path: Path, as_json: bool) -> None:
-    """Print which methods apply to an experiment file, family by family, then why the others do not."""
+def show_applicable(path: Path, as_json: bool, name: str | None = None) -> None:
+    """Print which methods apply to an experiment file, family by family, then why the others do not; or of one."""
     from polyfed.cli.applies import applicable
 
+    if name is not None:
+        (row,) = applicable(read_experiment(path), {name: find(name)})
+        if as_json:
+            print_json(row)
+        else:
+            told = "applies to" if row["applies"] else "does not apply to"
+            say(Console(), f"{name} {told} {path}" + (f": {row['needs']}" if row["needs"] else "."))
+        return
     rows = applicable(read_experiment(path))
     if as_json:
         print_json(rows)

@@ -27,6 +27,7 @@ from polyfed.core.checkpoint import (
 from polyfed.core.errors import PolyfedError, RunDirectoryError
 from polyfed.core.lock import Lock
 
+COMPARED = ("comparison.json", "*/seed-*/config.json", "sweep/*/*/seed-*/config.json")  # in that of a comparison
 FORMAT = 3  # of the files in a run directory; raise it when their meaning changes
 
 EMPTY = digest(b"")
@@ -77,6 +78,11 @@ class RunDirectory:
         if not (path / "config.json").is_file():
             if path.is_dir() and all(item.name.startswith(".") for item in path.iterdir()):
                 raise RunDirectoryError(f"Nothing was begun in {path}: start the run with the same command as before.")
+            if any(any(path.glob(file)) for file in COMPARED):  # it may have been stopped before its first table
+                raise RunDirectoryError(
+                    f"{path} is a comparison, not one run: the same 'polyfed compare ...' command goes on with it, and "
+                    "its runs are in the folders seed-0, seed-1, ... in it."
+                )
             raise RunDirectoryError(
                 f"{path} is not a run directory (no config.json): name the --out of an earlier run."
             )

@@ -276,8 +276,9 @@ def check_view(spec: str) -> None:
 def resolve_view(spec: str, blueprints: Blueprints, buffers: bool) -> View:
     """Turn a name into a policy.
 
-    `auto` takes the most that can be shared: the whole model when all architectures are the same, layers by name when
-    they are members of one family, otherwise the whole model among clients of the same architecture.
+    `auto` takes the whole model when all architectures are the same, layers by name when they are members of one family
+    whose layers of one name have one shape, otherwise the whole model among clients of the same architecture: also for
+    widths of one network, whose slices are averaged when `prefix` is asked for.
     """
     check_view(spec)
     kind, _, rest = spec.partition(":")

@@ -39,7 +39,8 @@ class FedAvg(Method):
     ----------
     view
         Which tensors are common: `full`, `owned` (layer-wise), `same_arch`, `prefix` (width slices), `shared:NAMES`
-        (only those layers), or `auto`, the most that the clients' architectures allow.
+        (only those layers), or `auto`: `full` for one architecture, `owned` for depths of one family, otherwise, also
+        for widths of one network, `same_arch`.
     weighting
         `samples`: by the number of training samples n_k; `uniform`: equal.
     buffers

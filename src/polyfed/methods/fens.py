@@ -2,8 +2,11 @@
 
 Allouah, Dhasade, Guerraoui, Gupta, Kermarrec, Pinot, Pires, Sharma, NeurIPS 2024. https://arxiv.org/abs/2411.07182
 
-Clients train alone and upload their networks once, as in one-shot learning. Then they learn together, in light rounds
-of federated learning, how to combine the networks' logits: only a small combiner travels in these rounds.
+Clients train alone and upload their networks once. Then they learn together, in light rounds of federated learning, a
+small combiner a of all logits z = [z_1, ..., z_J]; the server's m and u are running means of D and D² (FedAdam):
+
+    a(z) = W_2 relu(W_1 z + b_1) + b_2 (`mlp`);  a(z)_c = sum_j v_jc z_jc (`class`);  sum_j v_j z_jc + b (`client`)
+    a_k = a - eta grad CE(a(z), y),  D = sum_k n_k (a_k - a) / sum_k n_k,  a = a + eta_s m / (sqrt(u) + 0.001)
 
 Deviations:
     Networks travel as they are; released code quantizes them to int8 and combines the logits of the quantized ones.
@@ -47,16 +50,14 @@ class FENS(OneShot):
     Parameters
     ----------
     combiner, hidden
-        `mlp`: one hidden layer of J·d units for J networks, d being `hidden`; `class`: a weight for each network and
-        class; `client`: a weight for each network, and a bias. With `class` or `client` and `server_lr` 0 it is the
-        mean of the logits, as in `ensemble` with `space=logit`.
+        `mlp`: J·d hidden units for J networks, d being `hidden`; `class`: a weight of each network and class; `client`:
+        one of each network, and a bias. The last two begin as the mean of the logits, and stay it if `server_lr` is 0.
     combiner_rounds, combiner_lr, combiner_batch
         Rounds of learning the combiner, and in each a client's one step of SGD.
     server_lr, beta_1, beta_2
         Step eta_s and decays of the server's Adam, without bias correction.
     held_out
-        Share of a client's samples that its network does not see and the combiner is learned on; 0: the combiner is
-        learned on what the network has seen.
+        Share of a client's samples for the combiner alone; 0: it is learned on what the network has seen.
     """
 
     name: ClassVar[str] = "fens"

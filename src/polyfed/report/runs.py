@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from polyfed.core.checkpoint import read_json
 from polyfed.core.errors import InputError
 from polyfed.core.rundir import RunDirectory
+from polyfed.terminal.tables import RECONSTRUCTION, marked
 
 if TYPE_CHECKING:
     from polyfed.result import Result
@@ -90,7 +91,7 @@ class Run:
     @property
     def reconstructed(self) -> bool:
         """Whether the paper of its method leaves so much open that this is a reconstruction."""
-        return self._of_class("paper").endswith("(reconstruction)")
+        return self._of_class("paper").endswith(RECONSTRUCTION)
 
     def _of_class(self, name: str) -> str:
         from polyfed import methods
@@ -173,6 +174,10 @@ class Study:
     def family(self, label: str) -> str:
         """Return what kind of method a label stands for."""
         return self.runs[label][0].family
+
+    def named(self, label: str) -> str:
+        """Return a label as people read it in a table: with a mark where the method is a reconstruction."""
+        return marked(label, self.runs[label][0].reconstructed)
 
     @property
     def bounded(self) -> bool:

@@ -54,7 +54,7 @@ def leaderboard(study: Study) -> Table:
     ]
     cells = [
         [
-            Cell(row.method, row.method),
+            Cell(study.named(row.method), row.method),
             word(study.family(row.method) if study.many else None),
             share(row.accuracy),
             share(row.took_part),
@@ -82,7 +82,7 @@ def leaderboard(study: Study) -> Table:
 def targets(study: Study, wanted: Sequence[float] | None = None) -> Table:
     """When each method first reached a target accuracy."""
     columns = [Column("method", number=False)]
-    rows = [[Cell(label, label)] for label in study.labels]
+    rows = [[Cell(study.named(label), label)] for label in study.labels]
     against = statistics.baseline(study)
     for target in wanted or statistics.targets(study):
         group = f"{100 * target:g} % accuracy"
@@ -116,7 +116,7 @@ def fairness(study: Study) -> Table:
         found = numbers.fairness(study, label)
         rows.append(
             [
-                Cell(label, label),
+                Cell(study.named(label), label),
                 Cell(found.worst_tier, found.worst_tier),
                 number(100 * found.worst_tier_accuracy, ".1f"),
                 number(100 * found.spread, ".1f"),
@@ -146,10 +146,11 @@ def clients(study: Study, most: int | None = None) -> Table:
     ]
     rows = []
     for label, run, values in found:
+        method = Cell(study.named(label), label)
         for client in range(run.clients if most is None else min(most, run.clients)):
             called = run.summary.get("names")
             who = word(called[client]) if called else number(client, "d")
-            cells = [Cell(label, label), who, word(run.architectures[client])]
+            cells = [method, who, word(run.architectures[client])]
             cells.append(number(run.summary["samples"][client], "d"))
             for name in names:
                 value = values[name][client] if name in values else None
@@ -171,7 +172,7 @@ def trust(study: Study) -> Table:
     ]
     rows = []
     for label, runs in study.runs.items():
-        run = runs[0]
+        run, method = runs[0], Cell(study.named(label), label)
         attack = run.config.get("trust", {}).get("attack") or "yes"
         spent = run.summary.get("privacy", {})
         for client in range(run.clients):
@@ -180,7 +181,7 @@ def trust(study: Study) -> Table:
             gone = sum(str(client) in line.get("missing", {}) for line in run.history)
             epsilon = spent.get("epsilon", {}).get(str(client))
             if bad or out or gone or epsilon is not None:
-                cells = [Cell(label, label), number(client, "d"), word(attack if bad else None)]
+                cells = [method, number(client, "d"), word(attack if bad else None)]
                 cells += [number(out or None, "d"), number(gone or None, "d"), number(epsilon, ".4g")]
                 rows.append([*cells, word(spent.get("unit", "sample") if epsilon is not None else None)])
     return _without_empty(Table("trust", "Trust", columns, rows))
@@ -198,7 +199,7 @@ def kept(study: Study) -> Table:
         Column("least kept %", "by the honest client that keeps least"),
     ]
     rows = [
-        [word(one.label), word(one.attack), word(one.rule)]
+        [Cell(study.named(one.label), one.label), word(one.attack), word(one.rule)]
         + [share(value) for value in (one.honest, one.clean, one.share, one.least)]
         for one in attacks.kept(study)
     ]
@@ -218,12 +219,12 @@ def wire(study: Study) -> Table:
     rows = []
     for label in study.labels:
         lines = statistics.wire(study, label)
-        total = sum(line[3] for line in lines)
+        total, method = sum(line[3] for line in lines), Cell(study.named(label), label)
         for step, direction, kind, bytes_ in sorted(lines, key=lambda line: -line[3]):
             name = charts.kind_name(kind)
             where = "sent" if direction == "up" else "received"
-            words = [Cell(word, word) for word in (label, step, where, name)]
-            rows.append([*words, size(bytes_), number(100 * bytes_ / total if total else None, ".1f", " %")])
+            words = [Cell(word, word) for word in (step, where, name)]
+            rows.append([method, *words, size(bytes_), number(100 * bytes_ / total if total else None, ".1f", " %")])
     return Table("wire", "What crossed the wire", columns, rows)
 
 
@@ -237,8 +238,14 @@ def sweep(study: Study) -> Table:
         Column("chosen", number=False),
     ]
     rows = [
-        [word(method), word(values), share(estimate(validation)), share(estimate(test)), word("yes" if chosen else "")]
-        for method, values, validation, test, chosen in sweeps.rows(study)
+        [
+            Cell(study.named(label), label),
+            word(values),
+            share(estimate(validation)),
+            share(estimate(test)),
+            word("yes" if chosen else ""),
+        ]
+        for label, values, validation, test, chosen in sweeps.rows(study)
     ]
     return Table("sweep", "What was tried", columns, rows)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from polyfed.core.summary import client_columns
 from polyfed.ops.estimate import Estimate
@@ -150,11 +151,19 @@ def _cautions(study: Study, best: Standing, others: list[Standing]) -> list[str]
         for label, runs in study.runs.items()
         if runs[0].reconstructed
     ]
-    own = (study.experiment or {}).get("settings", {})
-    found += [
-        f"Settings of their own: {text}." for text in own_settings({k: v for k, v in own.items() if k in study.runs})
-    ]
+    asked = study.experiment or {}
+    own = {label: _unlike(asked, given) for label, given in asked.get("settings", {}).items() if label in study.runs}
+    found += [f"Settings of their own: {text}." for text in own_settings(own)]
     return [*found, *study.notes]
+
+
+def _unlike(experiment: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Return those settings of a label that are not the ones of all."""
+    common = {}
+    for full in given:
+        section, _, name = full.partition(".")
+        common[full] = experiment.get(section, {}).get(name) if name else experiment.get(section)
+    return {full: value for full, value in given.items() if value != common[full]}
 
 
 def _idle(study: Study, best: Standing) -> str:

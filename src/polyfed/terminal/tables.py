@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from polyfed.rows import Row
 
 
+RECONSTRUCTION = "(reconstruction)"  # how `Method.paper` ends where the paper leaves parts open
 LEAST = 16  # letters that a column of names keeps in a line
 TITLES = {"personal": "own %", "validation": "val. %", "alone": "alone %", "gain": "gain %"}  # columns of clients
 
@@ -28,6 +29,11 @@ TITLES = {"personal": "own %", "validation": "val. %", "alone": "alone %", "gain
 def say(console: Console, text: str | Text) -> None:
     """Print a line letter by letter: square brackets in paths and names are no markup, colons no emoji."""
     console.print(text if isinstance(text, Text) else Text(text), soft_wrap=True)
+
+
+def marked(label: str, reconstructed: bool) -> str:
+    """Return a label as people read it: a reconstruction must not pass for what the paper did."""
+    return f"{label} {RECONSTRUCTION}" if reconstructed and not label.endswith(RECONSTRUCTION) else label
 
 
 def amount(number: float) -> str:
@@ -148,7 +154,7 @@ def comparison_table(rows: Sequence[Row], title: str) -> Table:
         table.add_numbers(heading)
     for row in rows:
         table.add_row(
-            row.method,
+            marked(row.method, row.reconstructed),
             spread(row.accuracy),
             spread(row.gain, signed=True),
             spread(row.worst),

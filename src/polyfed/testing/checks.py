@@ -32,6 +32,7 @@ from polyfed.testing.watch import (
     States,
     are_equal,
     double_precision,
+    engine_log,
     everybody_moved,
     observing,
     same_lines,
@@ -289,11 +290,12 @@ def stacks_give_the_same_numbers(setting: Setting) -> None:
     """The engine `batched` gives the same numbers up to rounding, in stacks unless `stacked=False` says otherwise."""
     with double_precision():
         alone = states(setting.run(rounds=1, engine="sequential"))
-        with stacking() as trained:
+        with stacking() as trained, engine_log() as reasons:
             together = states(setting.run(rounds=1, engine="batched", workers=2))
     if len(setting.models) == 1 and not setting.method.pools_data:
         stacked = bool(trained) and all(trained)
-        how = "in stacks" if stacked else "one by one (the log of polyfed.engine says why)"
+        why = f" ({' '.join(reasons)})" if reasons else ""
+        how = "in stacks" if stacked else f"one by one{why}"
         assert stacked == setting.stacked, f"clients trained {how}, but stacked={setting.stacked}"
     for party, state in alone.items():
         for name, tensor in state.items():

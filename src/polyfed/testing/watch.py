@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -159,6 +160,21 @@ def stacking() -> Iterator[list[bool]]:
         patch.object(batched, "run_alone", noted(batched.run_alone, False)),
     ):
         yield found
+
+
+@contextmanager
+def engine_log() -> Iterator[list[str]]:
+    """List what the engines say in the log, such as why clients run one by one, whatever level is set."""
+    log, said = logging.getLogger("polyfed.engine"), list[str]()
+    level, handler = log.level, logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield said
+    finally:
+        log.setLevel(level)
+        log.removeHandler(handler)
 
 
 @contextmanager
