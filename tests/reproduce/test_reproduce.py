@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 from polyfed.cli.commands import app
 from polyfed.cli.reproduce import parse_budget
 from polyfed.core.errors import InputError
-from polyfed.reproduce.cost import AGAIN, USUAL, Speed, cost_of, guess, operations, seconds_of
+from polyfed.reproduce.cost import AGAIN, USUAL, Speed, guess, in_words, left, minutes_of, operations, seconds_of
 from polyfed.reproduce.entries import Entry, home, read_entries, read_entry
 from polyfed.reproduce.figures import cka, draw_curves
-from polyfed.reproduce.pages import FOLDER, _estimate, pages, shown_scale, told, verdicts
+from polyfed.reproduce.pages import FOLDER, pages, shown_scale, told, verdicts
 from polyfed.reproduce.quantities import held_accuracy, values_from
 from polyfed.reproduce.queue import queue
 from polyfed.reproduce.results import Measured, Result, file_of, forget, judged, numbers, read_result, write_result
@@ -276,12 +276,12 @@ def line(number, phase, mean, worst, each, stages, **more):
 
 
 HISTORY = [
-    line(0, "before", 0.2, 0.1, [0.2], {"initial": 0.2}),
+    line(0, "before", 0.2, 0.1, [0.2], {"initial": 0.2}) | {"seconds": {"total": 5.0, "saved": 4.0}},
     line(1, "round", 0.4, 0.1, [0.3, 0.5], {"distilled": 0.6}, **{"global": 0.5}),
     line(2, "round", 0.6, 0.3, [0.3, 0.9], {"distilled": 0.7}, **{"global": 0.7}),
 ]
 RESULT = {
-    "cost": {"bytes_up": 4e6, "bytes_down": 2e6, "peak_memory": 5e6, "seconds": {"total": 9.0, "saved": 4.0}},
+    "cost": {"bytes_up": 4e6, "bytes_down": 2e6, "peak_memory": 5e6, "seconds": {"total": 9.0}},
     "architectures": ["a", "b"],
 }
 
@@ -305,10 +305,10 @@ def test_costs_are_counted_from_the_networks(place):
     speed = Speed(1e9, 1e-3)
     config = entry.experiment("mini", entry.cases()[0]).config("ensemble")
     assert 0 < seconds_of(config, speed) < 60
-    before = cost_of(entry, "mini", place, guess(speed))
-    run(place)
-    after = cost_of(entry, "mini", place, guess(speed))
-    assert before.missing == before.minutes and after.missing < before.missing + 1e-9
+    assert minutes_of(entry, "mini", place, lambda _config: 4.0) == 1.0  # 15 runs
+    known = {"ensemble": {"0": {"seconds": 20.0}, "1": {"seconds": 40.0}}}
+    write_result(place, entry, Result(entry.path, "mini", cases={"two": Measured(runs=known)}))
+    assert minutes_of(entry, "mini", place, lambda _config: 0.0) == 2.5  # five of half a minute, as its runs took
 
 
 def test_perceptrons_are_stacked_and_trained_once():
@@ -323,8 +323,8 @@ def test_perceptrons_are_stacked_and_trained_once():
     assert stacked == pytest.approx(USUAL * 2)
     threads = replace(made.base, execution=replace(made.base.execution, engine="threads"))
     assert seconds_of(replace(made, base=threads).config("ams"), speed) == pytest.approx(USUAL * 8)
-    found = cost_of(entry, "mini", Path("nowhere"), guess(speed))
-    assert found.minutes == round(5 * stacked * (1 + AGAIN) / 60, 1)
+    found = minutes_of(entry, "mini", Path("nowhere"), guess(speed))
+    assert found == round(5 * stacked * (1 + AGAIN) / 60, 1)
 
 
 @pytest.mark.long
@@ -336,17 +336,38 @@ def test_the_command(place, monkeypatch):
         assert done.exit_code == 0, done.output
         return done.output
 
-    assert "ams/table9" in (listed := polyfed()) and "mini 0 min; paper 0 min" in listed
+    assert "ams/table9" in (listed := polyfed()) and "    mini    not measured, about a minute" in listed
     assert "budget is used up" in polyfed("ams/table9", "--scale", "mini", "--budget", "0s", "--quiet")
     assert "| two | ams - ensemble | +10.00 |" in polyfed("ams/table9", "--scale", "mini", "--quiet")
-    assert "seeds 5" in polyfed("ams")
+    assert "    mini    1 not resolved; seeds 5\n" in polyfed("ams")
     polyfed("--costs")
     polyfed("--pages")
     assert "paper**: not measured, about" in (place / "docs" / "reproductions" / "ams.md").read_text()
 
 
+def test_what_is_left_of_an_entry_and_its_price(place):
+    """Three labels and five seeds: 15 runs, of which those that failed are known; other settings do not count."""
+    entry = read_entry(place / "experiments" / "papers" / "ams" / "table9.toml")
+    assert left(entry, "mini", None, 30.0) == "not measured, about 30 min"
+    settings = json.loads(json.dumps(entry.experiment("mini", entry.cases()[0]).dump()))
+    runs = {label: {str(seed): {"seconds": 1.0} for seed in range(5)} for label in ("ams", "ensemble")}
+    result = Result(entry.path, "mini", cases={"two": Measured(settings, runs, {"wild": {"0": "inf", "1": "inf"}})})
+    assert left(entry, "mini", result, 30.0) == "12 of 15 runs with the settings of today, the rest about 6 min"
+    assert left(entry, "mini", result, None) == "12 of 15 runs with the settings of today"
+    result.cases["two"].failed["wild"] = dict.fromkeys(map(str, range(5)), "inf")
+    assert left(entry, "mini", result, 30.0) == ""
+    assert queue([entry], place) == [(entry, "mini"), (entry, "paper")]
+    write_result(place, entry, result)
+    assert queue([entry], place) == [(entry, "paper")]
+    result.cases["two"].settings["training"]["lr"] = 0.2
+    assert left(entry, "mini", result, 30.0) == "0 of 15 runs with the settings of today, the rest about 30 min"
+    assert len(result.cases["two"].runs) == 2  # nothing is dropped by looking
+    write_result(place, entry, result)
+    assert queue([entry], place) == [(entry, "mini"), (entry, "paper")]
+
+
 def test_estimates_are_in_a_unit_that_one_can_picture():
-    told = [_estimate(minutes) for minutes in (0.2, 40, 119, 300, 60 * 24 * 10, 60 * 24 * 365 * 3)]
+    told = [in_words(minutes) for minutes in (0.2, 40, 119, 300, 60 * 24 * 10, 60 * 24 * 365 * 3)]
     assert told[:3] == ["about a minute", "about 40 min", "about 119 min"]
     assert told[3:] == ["about 5 hours", "about 10 days", "about 3 years"]
 

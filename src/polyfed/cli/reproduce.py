@@ -100,26 +100,27 @@ def parse_budget(text: str | None) -> float | None:
 
 
 def _list(entries: Sequence, root: Path) -> None:  # type: ignore[type-arg]
-    """Print a line for each entry: scales with minutes on this machine, and what was measured."""
-    from polyfed.reproduce.cost import calibrate, cost_of, guess, scaled
+    """Print each entry with its scales: what was measured, what is left, and how long that takes on this machine."""
+    from polyfed.reproduce.cost import calibrate, guess, left, minutes_of, read_costs, stored_speed
     from polyfed.reproduce.pages import seeds_of, verdicts
     from polyfed.reproduce.results import read_result
     from polyfed.reproduce.verdict import summary
 
-    speed = calibrate()
-    width = max(len(entry.path) for entry in entries)
+    speed, then, kept = calibrate(), stored_speed(root), read_costs(root)
     for entry in entries:
-        parts = []
+        say(Console(), f"{entry.path}  {entry.title}")
         for scale in entry.scales:
+            minutes = kept.get(entry.path, {}).get(scale)  # of the machine where they were estimated
+            if minutes is None or then is None:
+                minutes = minutes_of(entry, scale, root, guess(speed))
+            else:
+                minutes *= then.operations / speed.operations
             result = read_result(root, entry, scale)
-            cost = scaled(entry, scale, root, speed) or cost_of(entry, scale, root, guess(speed))
-            told = f"{scale} {cost.minutes:.0f} min"
+            words = [left(entry, scale, result, minutes)]
             if result is not None:
-                seeds = f", seeds {seeds_of(result)}" if entry.kind != "count" else ""
-                left = f", {cost.missing:.0f} min missing" if cost.missing >= 0.5 else ""
-                told += f" ({summary(verdicts(entry, scale, result))}{seeds}{left})"
-            parts.append(told)
-        say(Console(), f"{entry.path:<{width}}  {entry.title}: {'; '.join(parts)}")
+                seeds = f"seeds {seeds_of(result)}" if entry.kind != "count" else ""
+                words = [summary(verdicts(entry, scale, result)), seeds, *words]
+            say(Console(), f"    {scale:<6}  {'; '.join(word for word in words if word)}")
     say(Console(), "Run one with polyfed reproduce PAPER/ENTRY --scale SCALE [--budget 60m].")
 
 

@@ -24,7 +24,7 @@ from polyfed.config import Config
 from polyfed.core.checkpoint import read_json, write_json
 from polyfed.core.errors import PolyfedError
 from polyfed.reproduce.entries import Entry
-from polyfed.reproduce.results import FOLDER, read_result
+from polyfed.reproduce.results import FOLDER, Result, missing, read_result, runs_in_all
 
 FILE = FOLDER / "costs.json"
 ONE_SHOT = ("ams", "ensemble", "oneshot_fedavg", "pfnm")  # of equal settings: the second begins with known networks
@@ -150,20 +150,12 @@ def guess(speed: Speed) -> Callable[[Config], float]:
     return seconds
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Of an entry at a scale: minutes of all its runs, and of those that are missing."""
-
-    minutes: float
-    missing: float
-
-
-def cost_of(entry: Entry, scale: str, root: Path, seconds: Callable[[Config], float]) -> Cost:
-    """Return what an entry costs at a scale: runs count as they or their like took, the others as guessed."""
+def minutes_of(entry: Entry, scale: str, root: Path, seconds: Callable[[Config], float]) -> float:
+    """Return the minutes of all runs of an entry at a scale: those that their like took, or as guessed."""
     if entry.kind in ("count", "study"):
-        return Cost(0.5, 0.0 if read_result(root, entry, scale) else 0.5)
+        return 0.5
     result = read_result(root, entry, scale)
-    whole = missing = 0.0
+    whole = 0.0
     for case in entry.cases(scale):
         made = entry.experiment(scale, case)
         runs = result.cases[case.name].runs if result is not None and case.name in result.cases else {}
@@ -176,36 +168,40 @@ def cost_of(entry: Entry, scale: str, root: Path, seconds: Callable[[Config], fl
                 each *= AGAIN if config.method.name in begun and not known else 1.0
                 begun.add(config.method.name)
             whole += each * made.seeds
-            missing += each * (made.seeds - len(known))
-    return Cost(round(whole / 60, 1), round(missing / 60, 1))
-
-
-def scaled(entry: Entry, scale: str, root: Path, now: Speed) -> Cost | None:
-    """Return what was kept about an entry, as it is on a machine of this speed (None: nothing was kept)."""
-    kept, then = read_costs(root).get(entry.path, {}).get(scale), stored_speed(root)
-    if kept is None or then is None:
-        return None
-    ratio = then.operations / now.operations
-    return Cost(round(kept.minutes * ratio, 1), round(kept.missing * ratio, 1))
+    return round(whole / 60, 1)
 
 
 def write_costs(root: Path, entries: list[Entry], speed: Speed) -> None:
     """Keep the estimates of this machine for the pages."""
     seconds = guess(speed)
-    found = {
-        entry.path: {scale: asdict(cost_of(entry, scale, root, seconds)) for scale in entry.scales} for entry in entries
-    }
+    found = {one.path: {scale: minutes_of(one, scale, root, seconds) for scale in one.scales} for one in entries}
     write_json(root / FILE, {"speed": asdict(speed), "minutes": found})
 
 
-def read_costs(root: Path) -> dict[str, dict[str, Cost]]:
-    """Return the estimates that were kept, by entry and scale."""
-    if not (root / FILE).is_file():
-        return {}
-    minutes = read_json(root / FILE)["minutes"]
-    return {path: {scale: Cost(**cost) for scale, cost in scales.items()} for path, scales in minutes.items()}
+def read_costs(root: Path) -> dict[str, dict[str, float]]:
+    """Return the minutes that were kept, by entry and scale."""
+    return dict(read_json(root / FILE)["minutes"]) if (root / FILE).is_file() else {}
 
 
 def stored_speed(root: Path) -> Speed | None:
     """Return the speed of the machine whose estimates were kept."""
     return Speed(**read_json(root / FILE)["speed"]) if (root / FILE).is_file() else None
+
+
+def in_words(minutes: float) -> str:
+    """Return a guess in a unit that one can picture."""
+    for size, unit in ((60 * 24 * 365, "years"), (60 * 24, "days"), (60, "hours")):
+        if minutes >= 2 * size:
+            return f"about {minutes / size:,.0f} {unit}"
+    return f"about {minutes:.0f} min" if minutes >= 1.5 else "about a minute"
+
+
+def left(entry: Entry, scale: str, result: Result | None, minutes: float | None) -> str:
+    """Return what is not run yet and about how long it takes (empty: nothing), if the whole takes so many minutes."""
+    if result is None:
+        return "not measured" if minutes is None else f"not measured, {in_words(minutes)}"
+    lacking, total = len(missing(entry, scale, result)), runs_in_all(entry, scale)
+    if not lacking:
+        return ""
+    price = "" if minutes is None else f", the rest {in_words(minutes * lacking / total)}"
+    return f"{total - lacking} of {total} runs with the settings of today{price}"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
-from polyfed.reproduce.cost import read_costs
+from polyfed.reproduce.cost import left, read_costs
 from polyfed.reproduce.entries import PAPERS, Case, Entry, read_entries
 from polyfed.reproduce.results import Measured, Number, Result, Row, judged, numbers, read_result
 from polyfed.reproduce.standing import standing
@@ -85,17 +85,17 @@ def _index(root: Path, entries: Sequence[Entry]) -> str:
         shown = shown_scale(entry, root)
         link = f"[{entry.path}]({entry.paper}.md#{entry.name})"
         about = entry.title.replace("|", "/")
+        rest = _rest(entry, root, costs.get(entry.path, {}))
         if shown is None:
-            known = costs.get(entry.path, {})
-            price = "; ".join(f"{scale}: {_estimate(known[scale].minutes)}" for scale in entry.scales if scale in known)
-            lines.append(f"| {link} | {about} | not measured | {', '.join(entry.scales)} | | {price} |")
+            lines.append(f"| {link} | {about} | not measured | | | | {rest} |")
             continue
         scale, result = shown
         measured.append((entry, scale, result))
         found = verdicts(entry, scale, result)
         total += found
         seeds = "none needed" if entry.kind == "count" else seeds_of(result)
-        lines.append(f"| {link} | {about} | {summary(found)} | {scale} | {seeds} | {_minutes(result.seconds / 60)} |")
+        took = _minutes(result.seconds / 60)
+        lines.append(f"| {link} | {about} | {summary(found)} | {scale} | {seeds} | {took} | {rest} |")
     counted = ", ".join(f"{total.count(verdict)} {verdict}" for verdict in VERDICTS)
     believed: list[str] = []
     for paper in dict.fromkeys(entry.paper for entry in entries):
@@ -116,11 +116,11 @@ def _index(root: Path, entries: Sequence[Entry]) -> str:
             "*holds* (it leaves out 0 on the paper's side), *refuted* (it leaves out 0 on the other side, or it "
             "contains 0 and stays away from the paper's gain by more than half of it), *not resolved* otherwise. With "
             "other data or sizes than the paper's only directions are compared, and *holds* is the best there is; a "
-            "claim that two rows are equal can only be refuted. Times of entries that were not measured are estimates "
-            "for one thread.",
+            "claim that two rows are equal can only be refuted. Minutes are those of all runs one after the other; "
+            "times of what is not run yet are estimates for one thread.",
             "",
-            "| entry | what | verdicts | scale | seeds | minutes, or an estimate |",
-            "| --- | --- | --- | --- | --- | --- |",
+            "| entry | what | verdicts | scale | seeds | minutes | not run yet |",
+            "| --- | --- | --- | --- | --- | --- | --- |",
             *lines,
             "",
             "## What to believe after this",
@@ -131,6 +131,12 @@ def _index(root: Path, entries: Sequence[Entry]) -> str:
             *believed,
         ]
     )
+
+
+def _rest(entry: Entry, root: Path, minutes: Mapping[str, float]) -> str:
+    """Return what is not run yet of each scale, and its price."""
+    found = {scale: left(entry, scale, read_result(root, entry, scale), minutes.get(scale)) for scale in entry.scales}
+    return "; ".join(f"{scale}: {words.removeprefix('not measured, ')}" for scale, words in found.items() if words)
 
 
 # --- a page for each paper ---
@@ -151,20 +157,21 @@ def _paper(root: Path, paper: str, entries: Sequence[Entry]) -> str:
             lines += [str(note), ""]
         for scale in entry.scales:
             result = read_result(root, entry, scale)
+            rest = left(entry, scale, result, costs.get(entry.path, {}).get(scale))
             if result is None:
-                cost = costs.get(entry.path, {}).get(scale)
-                price = f", {_estimate(cost.minutes)}" if cost else ""
-                lines += [f"**{scale}**: not measured{price} (`polyfed reproduce {entry.path} --scale {scale}`).", ""]
+                lines += [f"**{scale}**: {rest} (`polyfed reproduce {entry.path} --scale {scale}`).", ""]
             else:
-                lines += _scale(entry, scale, result)
+                lines += _scale(entry, scale, result, rest)
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _scale(entry: Entry, scale: str, result: Result) -> list[str]:
+def _scale(entry: Entry, scale: str, result: Result, rest: str) -> list[str]:
     head = f"**{scale}**: {_minutes(result.seconds / 60)} min of runs, polyfed {result.versions.get('polyfed', '?')}, "
     head += f"torch {result.versions.get('torch', '?')} (`{result.command or f'polyfed reproduce {entry.path}'}`)."
     if note := entry.told.get(scale, {}).get("note"):
         head += f" {note}"
+    if rest:
+        head += f" {rest}."
     lines = [head, ""]
     if entry.kind == "count":
         return lines + _counted(numbers(entry, result))
@@ -282,14 +289,6 @@ def _minutes(minutes: float) -> str:
     return f"{minutes:.0f}" if minutes >= 1 else "under 1"
 
 
-def _estimate(minutes: float) -> str:
-    """Return a guess in a unit that one can picture."""
-    for size, unit in ((60 * 24 * 365, "years"), (60 * 24, "days"), (60, "hours")):
-        if minutes >= 2 * size:
-            return f"about {minutes / size:,.0f} {unit}"
-    return f"about {minutes:.0f} min" if minutes >= 1.5 else "about a minute"
-
-
 def told(entry: Entry, scale: str, result: Result) -> list[str]:
     """Return what the command prints: the same lines as the page."""
-    return [f"{entry.path}: {entry.title}", *_scale(entry, scale, result)]
+    return [f"{entry.path}: {entry.title}", *_scale(entry, scale, result, left(entry, scale, result, None))]

@@ -72,7 +72,8 @@ def values_from(history: Sequence[Line], result: Line, last: int = 1, target: fl
     found["mb_up"] = cost["bytes_up"] / clients / 1e6
     found["mb_down"] = cost["bytes_down"] / clients / 1e6
     found["memory"] = cost["peak_memory"] / 1e6
-    found["seconds"] = cost["seconds"]["total"] - cost["seconds"].get("saved", 0.0)  # what it took here
+    saved = sum(line.get("seconds", {}).get("saved", 0.0) for line in history)
+    found["seconds"] = cost["seconds"]["total"] - saved  # what it took here
     return {name: round(value, 4) for name, value in found.items()}
 
 

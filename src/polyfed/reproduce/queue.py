@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from polyfed.reproduce.entries import SCALES, Entry
-from polyfed.reproduce.results import Result, read_result
-from polyfed.reproduce.running import Plan
+from polyfed.reproduce.results import missing, read_result
 
 LAST = 9  # an entry without an order
 
@@ -30,4 +29,4 @@ def _missing(entry: Entry, scale: str, root: Path) -> bool:
     result = read_result(root, entry, scale)
     if entry.kind in ("count", "study"):
         return result is None
-    return bool(Plan(entry, scale, result or Result(entry.path, scale), lambda _config: 0.0).todo())
+    return bool(missing(entry, scale, result))

@@ -90,6 +90,27 @@ def forget(measured: Measured, made: Experiment) -> None:
                 kept.pop(label, None)  # type: ignore[attr-defined]
 
 
+def missing(entry: Entry, scale: str, result: Result | None) -> list[tuple[Case, int, str]]:
+    """Return the runs that a scale lacks: case by case, seed by seed, as claims are decided.
+
+    Runs with other settings than the entry has now are missing as well. A count or a study is there or not.
+    """
+    found = []
+    for case in entry.cases(scale) if entry.kind not in ("count", "study") else ():
+        made = entry.experiment(scale, case)
+        there = Measured() if result is None else result.cases.get(case.name, Measured())
+        there = Measured(there.settings, dict(there.runs), dict(there.failed), dict(there.curves))
+        forget(there, made)
+        for seed in range(made.base.seed, made.base.seed + made.seeds):
+            found += [(case, seed, label) for label in made.compare if not there.has(label, seed)]
+    return found
+
+
+def runs_in_all(entry: Entry, scale: str) -> int:
+    """Return how many runs a scale consists of."""
+    return len(missing(entry, scale, None))
+
+
 def _changed(then: Any, now: Any) -> bool:
     """Tell whether something that both say differs; a setting that is new since is none of the old run's."""
     if isinstance(then, dict) and isinstance(now, dict):

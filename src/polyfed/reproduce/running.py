@@ -16,7 +16,7 @@ from polyfed.core.versions import versions
 from polyfed.reproduce.entries import Case, Entry
 from polyfed.reproduce.figures import analyzed, draw, draw_curves
 from polyfed.reproduce.quantities import curve_of, held_accuracy, values_of
-from polyfed.reproduce.results import Measured, Result, forget, read_result, write_result
+from polyfed.reproduce.results import Measured, Result, forget, missing, read_result, runs_in_all, write_result
 from polyfed.terminal.progress import Guessed, Place
 
 Observer = Callable[[dict[str, Any]], None]
@@ -65,28 +65,19 @@ class Plan:
 
     def todo(self) -> list[tuple[Case, int, str]]:
         """Return the runs that are missing: case by case, seed by seed, as claims are decided."""
-        found = []
-        for case in self.entry.cases(self.scale):
-            made, measured = self.entry.experiment(self.scale, case), self.result.case(case.name)
-            for seed in range(made.base.seed, made.base.seed + made.seeds):
-                found += [(case, seed, label) for label in made.compare if not measured.has(label, seed)]
-        return found
+        return missing(self.entry, self.scale, self.result)
 
     def next(self) -> tuple[Case, list[int], list[str]]:
         """Return what to run next: a case, consecutive seeds that miss the same labels, and these labels."""
-        missing: dict[int, list[str]] = {}
-        case = self.todo()[0][0]
-        for _, seed, label in [one for one in self.todo() if one[0] == case]:
-            missing.setdefault(seed, []).append(label)
-        seeds = [min(missing)]
-        while seeds[-1] + 1 in missing and missing[seeds[-1] + 1] == missing[seeds[0]]:
+        lacking: dict[int, list[str]] = {}
+        todo = self.todo()
+        case = todo[0][0]
+        for _, seed, label in [one for one in todo if one[0] == case]:
+            lacking.setdefault(seed, []).append(label)
+        seeds = [min(lacking)]
+        while seeds[-1] + 1 in lacking and lacking[seeds[-1] + 1] == lacking[seeds[0]]:
             seeds.append(seeds[-1] + 1)
-        return case, seeds, missing[seeds[0]]
-
-    def total(self) -> int:
-        """Return how many runs there are in all."""
-        made = [self.entry.experiment(self.scale, case) for case in self.entry.cases(self.scale)]
-        return sum(one.seeds * len(one.compare) for one in made)
+        return case, seeds, lacking[seeds[0]]
 
     def guess(self, case: Case, label: str, config: Config) -> float:
         """Return the seconds of a run: as its other seeds took, or as calculated."""
@@ -154,7 +145,7 @@ def _run(
     entry, scale = plan.entry, plan.scale
     made = entry.experiment(scale, case)
     made = replace(made, base=replace(made.base, seed=seeds[0]))
-    total = plan.total()
+    total = runs_in_all(entry, scale)
 
     def taken() -> None:
         _collect(entry, scale, case, plan.result, runs)
@@ -163,9 +154,9 @@ def _run(
     def started(config: Config, place: Place) -> Sequence[Observer]:
         taken()
         clock.check(plan.guess(case, config.label, config))
-        missing = plan.todo()
-        after = sum(plan.guess(c, label, config) for c, _, label in missing[1:])
-        place = replace(place, number=total - len(missing) + 1, total=total, ahead=Guessed(after))
+        todo = plan.todo()
+        after = sum(plan.guess(c, label, config) for c, _, label in todo[1:])
+        place = replace(place, number=total - len(todo) + 1, total=total, ahead=Guessed(after))
         seen = watch(config, case.name, place) if watch else ()
         return [*seen, lambda _line: clock.check()]
 
