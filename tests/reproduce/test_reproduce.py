@@ -12,7 +12,7 @@ from polyfed.cli.reproduce import parse_budget
 from polyfed.core.errors import InputError
 from polyfed.reproduce.cost import AGAIN, USUAL, Speed, guess, in_words, left, minutes_of, operations, seconds_of
 from polyfed.reproduce.entries import Entry, home, read_entries, read_entry
-from polyfed.reproduce.figures import cka, draw_curves
+from polyfed.reproduce.figures import cka, draw_axis, draw_curves, on_axis
 from polyfed.reproduce.pages import FOLDER, pages, shown_scale, told, verdicts
 from polyfed.reproduce.quantities import held_accuracy, values_from
 from polyfed.reproduce.queue import queue
@@ -343,6 +343,31 @@ def test_the_command(place, monkeypatch):
     polyfed("--costs")
     polyfed("--pages")
     assert "paper**: not measured, about" in (place / "docs" / "reproductions" / "ams.md").read_text()
+
+
+def test_a_figure_over_an_axis(tmp_path):
+    """Cases or labels may be values on it: a curve for each label, or for each case; what has no value is left out."""
+    cases = {"a1": {"title": "one"}, "a02": {"title": "other"}, "more": {"title": "more"}}
+    told = {"title": "t", "mini": {}, "cases": cases, "quantity": "held"}
+    values = {"data": "digits", "compare": ["ams", "pfnm"], "clients": 3}
+    runs = {"ams": {"0": {"held": 40.0}, "1": {"held": 60.0}}, "pfnm": {"0": {"held": 10.0}, "1": {"global": 9.0}}}
+    result = Result("ams/fig9", "mini", cases={"a1": Measured(runs=runs), "a02": Measured(runs={"ams": runs["pfnm"]})})
+    by_case = Entry("ams", "fig9", values, told | {"axis": {"name": "alpha", "cases": {"a1": 1.0, "a02": 0.2}}})
+    assert on_axis(by_case, "mini", result) == {"ams": {1.0: [40.0, 60.0], 0.2: [10.0]}, "pfnm": {1.0: [10.0]}}
+    by_label = Entry("ams", "fig9", values, told | {"axis": {"name": "k", "labels": {"ams": 1}}})
+    assert on_axis(by_label, "mini", result) == {"one": {1.0: [40.0, 60.0]}, "other": {1.0: [10.0]}}
+    draw_axis(by_case, "mini", result, tmp_path)
+    assert result.figures == ["ams-fig9-mini-axis.png"]
+    assert (tmp_path / "docs" / "reproductions" / "figures" / "ams-fig9-mini-axis.png").is_file()
+
+
+def test_every_place_on_an_axis_is_a_case_or_label_of_its_entry():
+    for entry in read_entries(home(Path(__file__).parents[2])):
+        axis = entry.told.get("axis", {})
+        assert axis.get("cases", {}).keys() <= {case.name for case in entry.cases()}, entry.path
+        if "labels" in axis:
+            made = entry.experiment("mini", entry.cases("mini")[0])
+            assert axis["labels"].keys() == set(made.compare), entry.path
 
 
 def test_what_is_left_of_an_entry_and_its_price(place):

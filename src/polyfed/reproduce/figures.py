@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from polyfed.compare import folder_of
@@ -48,6 +48,41 @@ def draw_curves(entry: Entry, scale: str, result: Result, root: Path) -> None:
         if curves:
             what = f"{entry.told['curve']} accuracy, %, mean over seeds"
             draw(entry, scale, result, root, f"{case.name}-", {"curves": lines(case.title, "round", what, curves)})
+
+
+def on_axis(entry: Entry, scale: str, result: Result) -> dict[str, dict[float, Sequence[float]]]:
+    """Return a curve for each label where cases are values on the entry's axis, else for each case: value -> seeds.
+
+    `axis = {name = "alpha", cases = {a1 = 1.0, a02 = 0.2}}`, or `labels = {fedin-batch-8 = 8, fedin = 16}`.
+    """
+    axis, curves = entry.told["axis"], dict[str, dict[float, Sequence[float]]]()
+    for case in entry.cases(scale):
+        for label, seeds in result.case(case.name).runs.items():
+            by_case = "cases" in axis
+            name, place = (label, axis["cases"].get(case.name)) if by_case else (case.title, axis["labels"].get(label))
+            values = [found[entry.quantity] for found in seeds.values() if entry.quantity in found]
+            if place is not None and values:
+                curves.setdefault(name, {})[float(place)] = values
+    return curves
+
+
+def draw_axis(entry: Entry, scale: str, result: Result, root: Path) -> None:
+    """Draw an entry over its axis, values evenly spaced: means over seeds in bands of a standard deviation."""
+    from polyfed.analysis.figures import lines
+
+    if "axis" not in entry.told:
+        return
+    found = on_axis(entry, scale, result)
+    places = sorted({place for points in found.values() for place in points})
+    curves, errors = {}, {}
+    for name, points in found.items():
+        ordered = sorted(points)
+        curves[name] = [places.index(place) for place in ordered], [fmean(points[place]) for place in ordered]
+        errors[name] = [stdev(points[place]) if len(points[place]) > 1 else 0.0 for place in ordered]
+    title = f"{entry.path}, {scale}: {entry.experiment(scale, entry.cases(scale)[0]).base.data.source}"
+    what, ticks = f"{entry.quantity} accuracy, %", [f"{place:g}" for place in places]
+    figure = lines(title, entry.told["axis"]["name"], what, curves, ticks, errors=errors)
+    draw(entry, scale, result, root, "", {"axis": figure})
 
 
 def draw(entry: Entry, scale: str, result: Result, root: Path, name: str, figures: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from polyfed.config import Config
 from polyfed.core.errors import InputError, PolyfedError, TrainingError
 from polyfed.core.versions import versions
 from polyfed.reproduce.entries import Case, Entry
-from polyfed.reproduce.figures import analyzed, draw, draw_curves
+from polyfed.reproduce.figures import analyzed, draw, draw_axis, draw_curves
 from polyfed.reproduce.quantities import curve_of, held_accuracy, values_of
 from polyfed.reproduce.results import Measured, Result, forget, missing, read_result, runs_in_all, write_result
 from polyfed.terminal.progress import Guessed, Place
@@ -126,6 +126,7 @@ def reproduce(
     if any(case.runs for case in result.cases.values()):
         analyzed(entry, scale, result, root, runs)
         draw_curves(entry, scale, result, root)
+        draw_axis(entry, scale, result, root)
         write_result(root, entry, result)
     return result, whole
 
