@@ -1,9 +1,9 @@
 """How long a run takes on this machine: as its other seeds took, or calculated from the arithmetic of its networks.
 
-    seconds = factor · (steps · overhead + operations / speed)
+    seconds = factor · (steps · overhead · layers + operations / speed)
 
-`overhead` and `speed` are measured in a second or two (`calibrate`); `factor` says how much more than plain training
-a method does. Perceptrons have a speed of their own, and where the engine stacks them (`polyfed.engines.auto`) all
+`overhead` and `speed` are measured in a second or two (`calibrate`); `layers` are those of a network, in those of the
+perceptron whose overhead was measured; `factor` says how much more than plain training a method does. Perceptrons have a speed of their own, and where the engine stacks them (`polyfed.engines.auto`) all
 clients of a round take a step together, for one overhead. Networks that a comparison trains once are counted once.
 `results/reproductions/costs.json` keeps the estimates of one machine, so that pages can tell them.
 """
@@ -27,21 +27,22 @@ from polyfed.reproduce.entries import Entry
 from polyfed.reproduce.results import FOLDER, Result, missing, read_result, runs_in_all
 
 FILE = FOLDER / "costs.json"
+SMALL = "mlp:1x16"  # whose steps are all overhead
 ONE_SHOT = ("ams", "ensemble", "oneshot_fedavg", "pfnm")  # of equal settings: the second begins with known networks
 AGAIN = 0.1  # of the first: fusing and measuring
 USUAL = 1.3  # a method that has no factor of its own: sending, averaging and bookkeeping
 STACKED = 3  # clients that share a step, as the engine asks for
 FACTORS = {  # rough: measured against plain training where runs exist
     "ensemble": 0.1, "oneshot_fedavg": 0.1, "pfnm": 0.5,  # after ams: equal networks are trained once
-    "local": 1.0, "fedavg": 1.1, "fedin": 1.8, "inco": 1.2, "moon": 2.5, "fedfd": 2.0, "feddf_hetero": 1.8,
+    "local": 1.0, "fedavg": 1.1, "fedin": 2.2, "inco": 1.2, "moon": 2.5, "fedfd": 2.0, "feddf_hetero": 1.8,
     "fedgd": 4.0, "fedgen": 2.5, "fedgen_hetero": 2.5, "dafkd_hetero": 4.0, "msfkd": 2.0, "fedmd": 3.0,
-    "fedmd_global": 3.5, "fedvtc": 4.0, "fedtype": 3.0, "pfedafm": 3.0, "scalefl": 2.0, "fedfd_student": 3.0,
+    "fedmd_global": 7.0, "fedvtc": 4.0, "fedtype": 3.0, "pfedafm": 3.0, "scalefl": 2.0, "fedfd_student": 3.0,
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Of a machine: operations in a second on images, and seconds that a training step takes beside them."""
+    """Of a machine: operations in a second on images, and seconds that a step of `SMALL` takes beside them."""
 
     operations: float
     overhead: float
@@ -82,9 +83,9 @@ def calibrate(repeats: int = 3) -> Speed:
 
     with one_thread():
         perceptrons = stack()
-        overhead = step("mlp:1x16", (1, 8, 8), 16)
+        overhead = step(SMALL, (1, 8, 8), 16)
         shape, batch = (3, 32, 32), 32
-        seconds = step("resnet10:w16", shape, batch) - overhead
+        seconds = step("resnet10:w16", shape, batch) - overhead * layers("resnet10:w16", shape)
     return Speed(3 * batch * operations("resnet10:w16", shape) / seconds, overhead, perceptrons)
 
 
@@ -94,13 +95,30 @@ def operations(spec: str, shape: tuple[int, ...]) -> int:
     from torch.utils.flop_counter import FlopCounterMode
 
     from polyfed.core.nets import EVAL, mode
-    from polyfed.models import build
 
-    with torch.device("meta"):  # shapes without numbers: a ResNet-152 takes no longer than a perceptron
-        network = build(spec, shape, 10)
+    with torch.device("meta"):
+        network = _shaped(spec, shape)
         with FlopCounterMode(display=False) as counter, torch.no_grad(), mode(network, EVAL):
             network(torch.zeros(1, *shape))
     return int(counter.get_total_flops())
+
+
+@lru_cache(maxsize=256)
+def layers(spec: str, shape: tuple[int, ...]) -> float:
+    """Return how many layers a network has, in those of the small perceptron."""
+    return _leaves(_shaped(spec, shape)) / _leaves(_shaped(SMALL, shape))
+
+
+def _shaped(spec: str, shape: tuple[int, ...]) -> nn.Module:
+    """Return a network of shapes without numbers: a ResNet-152 takes no longer than a perceptron."""
+    from polyfed.models import build
+
+    with torch.device("meta"):
+        return build(spec, shape, 10)
+
+
+def _leaves(network: nn.Module) -> int:
+    return sum(not any(True for _ in part.children()) for part in network.modules())
 
 
 def seconds_of(config: Config, speed: Speed) -> float:
@@ -108,6 +126,7 @@ def seconds_of(config: Config, speed: Speed) -> float:
     rows, shape = _data(config)
     names = config.models.names
     forward = fmean(operations(name, shape) for name in names)
+    overhead = speed.overhead * fmean(layers(name, shape) for name in names)
     clients = config.data.clients or 10
     share = config.participation.share if config.participation.share is not None else 1.0
     rounds, training = config.planned_rounds(), config.training
@@ -122,7 +141,7 @@ def seconds_of(config: Config, speed: Speed) -> float:
     together = clients * share if flat and config.execution.engine in ("auto", "batched") else 1.0
     steps /= together if together >= STACKED else 1.0
     rate = speed.perceptrons if flat else speed.operations
-    return factor * (steps * speed.overhead + 3 * forward * trained / rate) + forward * measured / rate
+    return factor * (steps * overhead + 3 * forward * trained / rate) + forward * measured / rate
 
 
 def _data(config: Config) -> tuple[tuple[int, int], tuple[int, ...]]:
