@@ -3,8 +3,9 @@
     seconds = factor · (steps · overhead · layers + operations / speed)
 
 `overhead` and `speed` are measured in a second or two (`calibrate`); `layers` are those of a network, in those of the
-perceptron whose overhead was measured; `factor` says how much more than plain training a method does. Perceptrons have a speed of their own, and where the engine stacks them (`polyfed.engines.auto`) all
-clients of a round take a step together, for one overhead. Networks that a comparison trains once are counted once.
+perceptron whose overhead was measured; `factor` says how much more than plain training a method does. Perceptrons
+have a speed of their own, and where the engine stacks them (`polyfed.engines.auto`) all clients of a round take a step
+together, for one overhead. Networks that a comparison trains once are counted once.
 `results/reproductions/costs.json` keeps the estimates of one machine, so that pages can tell them.
 """
 
