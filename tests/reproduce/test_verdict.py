@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyfed.reproduce.verdict import Compared, chance, judge, judge_number, summary
+from polyfed.reproduce.verdict import Compared, chance, decimals, judge, judge_number, summary
 
 # Mean 2, standard deviation 1.5811, standard error 0.7071: t(4) = 2.7764 gives 2 ± 1.9632.
 FIVE = (0.0, 1.0, 2.0, 3.0, 4.0)
@@ -116,3 +116,7 @@ def test_numbers_that_are_computed():
 def test_the_summary_counts():
     assert summary(["holds", "refuted", "holds"]) == "2 holds, 1 refuted"
     assert summary([]) == "not measured"
+
+
+def test_small_differences_are_told_with_digits_that_show_them():
+    assert [decimals(half) for half in (None, 0.0, 12.3, 0.21, 0.099, 0.0049)] == [2, 2, 2, 2, 3, 4]

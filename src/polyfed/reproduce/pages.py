@@ -10,7 +10,7 @@ from polyfed.reproduce.cost import left, read_costs
 from polyfed.reproduce.entries import PAPERS, Case, Entry, read_entries
 from polyfed.reproduce.results import Measured, Number, Result, Row, judged, numbers, read_result
 from polyfed.reproduce.standing import standing
-from polyfed.reproduce.verdict import SEEDS, VERDICTS, Verdict, summary
+from polyfed.reproduce.verdict import SEEDS, VERDICTS, Verdict, decimals, summary
 
 FOLDER = Path("docs") / "reproductions"
 TITLES = {
@@ -254,7 +254,8 @@ def _claims(entry: Entry, scale: str, rows: Sequence[Row]) -> list[str]:
         elif found.half is None:
             ours = f"{found.mean:+.2f} (seeds: {found.seeds})"
         else:
-            ours = f"{found.mean:+.2f} ± {found.half:.2f}"
+            digits = decimals(found.half)
+            ours = f"{found.mean:+.{digits}f} ± {found.half:.{digits}f}"
         verdict = f"{found.verdict} (ours: {row.fix})" if row.fix else found.verdict
         lines.append(f"| {row.case.title} | {row.claim.words(entry.quantity)} | {told} | {ours} | {verdict} |")
     if entry.swapped(scale):

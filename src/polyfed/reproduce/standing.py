@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from polyfed.reproduce.entries import Entry
 from polyfed.reproduce.results import Result, judged, numbers
-from polyfed.reproduce.verdict import Verdict
+from polyfed.reproduce.verdict import Verdict, decimals
 
 STANDS: tuple[Verdict, ...] = ("reproduced", "holds")
 
@@ -26,7 +26,8 @@ def standing(paper: str, measured: Sequence[tuple[Entry, str, Result]], entries:
             continue
         claims = [row for row in judged(entry, scale, result) if not row.fix and row.judged.seeds]
         for row in claims:
-            words = f"{row.claim.words(entry.quantity)} {row.judged.mean:+.2f} ({entry.name} {scale}, {row.case.title})"
+            mean = f"{row.judged.mean:+.{decimals(row.judged.half)}f}"
+            words = f"{row.claim.words(entry.quantity)} {mean} ({entry.name} {scale}, {row.case.title})"
             if row.judged.verdict in STANDS:
                 stands.append(f"{words}: {row.judged.verdict}")
             elif row.judged.verdict == "refuted":

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import floor, log10, sqrt
 from statistics import fmean, stdev
 from typing import Literal
 
@@ -110,6 +110,11 @@ def _verdict(claim: Compared, mean: float, low: float, high: float, rejected: bo
 def _away(value: float, low: float, high: float) -> float:
     """Return how far a value lies outside an interval (0: inside)."""
     return max(low - value, value - high, 0.0)
+
+
+def decimals(half: float | None) -> int:
+    """Return the digits behind the point with which a difference is told: two of its interval, and two at least."""
+    return max(2, 1 - floor(log10(half))) if half else 2
 
 
 def judge_number(ours: float, paper: float, rounding: float) -> Verdict:
