@@ -294,6 +294,8 @@ def test_quantities_by_hand():
         "personalized": 50.0, "gap": 15.0, "rounds": 2.0, "mb_up": 2.0, "mb_down": 1.0, "memory": 5.0, "seconds": 5.0,
     }  # fmt: skip
     assert values_from(HISTORY, RESULT, target=71.0)["rounds"] == 3.0  # never reached
+    clients = values_from(HISTORY, RESULT, target=45.0, of="local")  # 40 %, then 60 %
+    assert (clients["rounds"], clients["area"], values_from(HISTORY, RESULT, target=45.0)["rounds"]) == (2.0, 50.0, 1.0)
     after = {"round": 2, "phase": "after", "accuracy": {"mean": 0.8, "worst": 0.3, "per_client": [0.8]}}
     fine = values_from([*HISTORY, after], RESULT)
     assert (fine["local"], fine["before"]) == (80.0, 60.0)

@@ -78,7 +78,7 @@ def fedmd_zoo() -> Counted:
 
 
 FEDVTC_SETS = {"mnist": (10, 980), "cifar10": (10, 4096), "cifar100": (100, 4096), "tiny": (200, 4096)}
-CLIENT_ROUNDS = {"fedproto": 12_000, "fedtgp": 12_000, "fedvtc": 8_000}  # as the cost table implies
+CLIENT_ROUNDS = {"fedproto": 12_000, "fedtgp": 12_000, "ccvr": 12_000, "fedvtc": 8_000}  # as the cost table implies
 DECODERS = 40  # transmissions of the decoder at the end: 20 active clients, up and down
 
 
@@ -91,6 +91,7 @@ def fedvtc_traffic() -> Counted:
         totals = {
             "fedproto": CLIENT_ROUNDS["fedproto"] * both * classes,
             "fedtgp": CLIENT_ROUNDS["fedtgp"] * both * classes,
+            "ccvr": CLIENT_ROUNDS["ccvr"] * FLOAT * ((classes + 1) * latents + latents**2),  # means, one covariance
             "fedvtc": CLIENT_ROUNDS["fedvtc"] * both * (classes + 1) + decoder,
         }
         found[name] = {label: {"gb": round(total / 1e9, 4)} for label, total in totals.items()}

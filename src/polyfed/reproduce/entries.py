@@ -154,8 +154,10 @@ class Entry:
             )
         return made
 
-    def claims(self, case: Case) -> list[Claim]:
-        """Return what the paper claims in a case."""
+    def claims(self, case: Case, scale: str) -> list[Claim]:
+        """Return what the paper claims in a case; a scale that cannot show it may have claims of its own, or none."""
+        if (own := self.told.get(scale, {}).get("claims")) is not None:
+            return [parse_claim(text, self.quantity) for text in own]
         if case.claims is not None:
             return list(case.claims)
         return [parse_claim(text, self.quantity) for text in self.told.get("claims", ())]

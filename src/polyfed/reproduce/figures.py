@@ -35,6 +35,12 @@ def analyzed(entry: Entry, scale: str, result: Result, root: Path, runs: Path) -
                     draw(entry, scale, result, root, f"{case.name}-{label}-", figures)
 
 
+def curves_of(entry: Entry, label: str) -> dict[str, str]:
+    """Return the curves of a label, by name: its accuracy of the one kind that the entry draws, or of each kind."""
+    drawn = entry.told.get("curve", ())
+    return {label: drawn} if isinstance(drawn, str) else {f"{label}, {kind}": kind for kind in drawn}
+
+
 def draw_curves(entry: Entry, scale: str, result: Result, root: Path) -> None:
     """Draw the accuracy by round of an entry that is a figure of curves: the mean over seeds, for each case."""
     from polyfed.analysis.figures import lines
@@ -46,7 +52,8 @@ def draw_curves(entry: Entry, scale: str, result: Result, root: Path) -> None:
             values = [[value for _, value in points] for points in seeds.values()]
             curves[label] = (rounds, [fmean(column) for column in zip(*values, strict=True)])
         if curves:
-            what = f"{entry.told['curve']} accuracy, %, mean over seeds"
+            kind = entry.told["curve"]
+            what = f"{f'{kind} ' if isinstance(kind, str) else ''}accuracy, %, mean over seeds"
             draw(entry, scale, result, root, f"{case.name}-", {"curves": lines(case.title, "round", what, curves)})
 
 

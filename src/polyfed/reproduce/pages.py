@@ -57,13 +57,15 @@ def verdicts(entry: Entry, scale: str, result: Result | None) -> list[Verdict]:
 
 
 def shown_scale(entry: Entry, root: Path) -> tuple[str, Result] | None:
-    """Return the scale that decides most claims; of equals, the largest."""
+    """Return the largest scale at which all claims are tested; before that, the largest that tests most of them."""
     found = [(scale, result) for scale in entry.scales if (result := read_result(root, entry, scale)) is not None]
-    return max(
-        found,
-        key=lambda one: (sum(v != "not resolved" for v in verdicts(entry, *one)), entry.scales.index(one[0])),
-        default=None,
-    )
+    return max(found, key=lambda one: (_tested(entry, *one), entry.scales.index(one[0])), default=None)
+
+
+def _tested(entry: Entry, scale: str, result: Result) -> float:
+    """Return the share of a scale's claims that have enough seeds for a verdict."""
+    rows = judged(entry, scale, result) if entry.kind != "count" else []
+    return sum(row.judged.seeds >= SEEDS for row in rows) / len(rows) if rows else 1.0
 
 
 def seeds_of(result: Result) -> str:
@@ -78,7 +80,9 @@ def seeds_of(result: Result) -> str:
 
 
 def _index(root: Path, entries: Sequence[Entry]) -> str:
-    lines, total = [], []
+    lines: list[str] = []
+    claims: list[Verdict] = []
+    counted: list[Verdict] = []
     costs = read_costs(root)
     measured: list[tuple[Entry, str, Result]] = []
     for entry in entries:
@@ -92,11 +96,11 @@ def _index(root: Path, entries: Sequence[Entry]) -> str:
         scale, result = shown
         measured.append((entry, scale, result))
         found = verdicts(entry, scale, result)
-        total += found
+        (counted if entry.kind == "count" else claims).extend(found)
         seeds = "none needed" if entry.kind == "count" else seeds_of(result)
         took = _minutes(result.seconds / 60)
         lines.append(f"| {link} | {about} | {summary(found)} | {scale} | {seeds} | {took} | {rest} |")
-    counted = ", ".join(f"{total.count(verdict)} {verdict}" for verdict in VERDICTS)
+    both = [", ".join(f"{some.count(verdict)} {verdict}" for verdict in VERDICTS) for some in (claims, counted)]
     believed: list[str] = []
     for paper in dict.fromkeys(entry.paper for entry in entries):
         mine = [one for one in measured if one[0].paper == paper]
@@ -109,7 +113,8 @@ def _index(root: Path, entries: Sequence[Entry]) -> str:
             "--scale SCALE` measures one, `polyfed reproduce --pages` writes these pages from the result files; "
             "nothing here is typed by hand. [How to read and extend them](../how-to/reproduce.md).",
             "",
-            f"{len(measured)} of {len(entries)} entries have a result. Verdicts on their claims: {counted}.",
+            f"{len(measured)} of {len(entries)} entries have a result. Verdicts on measured claims: {both[0]}. On "
+            f"numbers that are computed, without training: {both[1]}.",
             "",
             f"A verdict is computed from differences paired by seed, at least {SEEDS} seeds, a t interval with Holm's "
             "correction over the claims of the entry: *reproduced* (it contains the paper's gain and leaves out 0), "
@@ -179,7 +184,7 @@ def _scale(entry: Entry, scale: str, result: Result, rest: str) -> list[str]:
         lines += [_measured_with(entry, scale), ""]
     for case in entry.cases(scale):
         measured = result.cases.get(case.name, Measured())
-        lines += _table(entry, case, measured, reconstructions(entry, scale, case))
+        lines += _table(entry, scale, case, measured)
     lines += _claims(entry, scale, judged(entry, scale, result))
     for figure in result.figures:
         lines += [f"![{figure.removesuffix('.png')}](figures/{figure})", ""]
@@ -206,11 +211,11 @@ def reconstructions(entry: Entry, scale: str, case: Case) -> set[str]:
     return {label for label in made.compare if made.config(label).method.paper.endswith("(reconstruction)")}
 
 
-def _table(entry: Entry, case: Case, measured: Measured, reconstructed: set[str]) -> list[str]:
+def _table(entry: Entry, scale: str, case: Case, measured: Measured) -> list[str]:
     """Return ours beside the paper's: a row for each label, mean and standard deviation over seeds."""
     if not measured.runs:
         return [f"*{case.title}*: not measured.", ""]
-    shown = _quantities(entry, case, measured)
+    shown, reconstructed = _quantities(entry, scale, case, measured), reconstructions(entry, scale, case)
     lines = [f"*{case.title}*", ""]
     heads = [f"{q} | paper" if case.numbers.get(q) else q for q in shown]
     count = sum(head.count("|") + 1 for head in heads)
@@ -234,8 +239,8 @@ def _table(entry: Entry, case: Case, measured: Measured, reconstructed: set[str]
     return [*lines, ""]
 
 
-def _quantities(entry: Entry, case: Case, measured: Measured) -> list[str]:
-    asked = [side.quantity for claim in entry.claims(case) for side in (claim.one, claim.two)]
+def _quantities(entry: Entry, scale: str, case: Case, measured: Measured) -> list[str]:
+    asked = [side.quantity for claim in entry.claims(case, scale) for side in (claim.one, claim.two)]
     wanted = dict.fromkeys([entry.quantity, *entry.told.get("show", ()), *case.numbers, *asked])
     there = {quantity for seeds in measured.runs.values() for values in seeds.values() for quantity in values}
     return [quantity for quantity in wanted if quantity in there]

@@ -14,12 +14,12 @@ Line = Mapping[str, Any]
 Values = dict[str, float]  # quantity -> value of one run
 
 
-def values_of(folder: Path, last: int = 1, target: float | None = None) -> Values:
+def values_of(folder: Path, last: int = 1, target: float | None = None, of: str = "global") -> Values:
     """Return the quantities of a run.
 
     `local`, `worst`, `best`: clients' own networks on the common test set; `global`: the server's; `before`: clients
     before what the method does after its rounds; `wobble` and `unrest`: spread of the global accuracy and of the
-    clients' over the last rounds; `area`: mean over all rounds, of the server's network where there is one;
+    clients' over the last rounds; `area`: mean over all rounds;
     `initial`, `distilled`, `personalized`, `gap`: stages; `rounds`: until the target (one more than there are where it
     was not reached); `mb_up`, `mb_down` of a client; `memory` in MB; `seconds` that
     it took, without training that another run of its seed had done already.
@@ -31,13 +31,17 @@ def values_of(folder: Path, last: int = 1, target: float | None = None) -> Value
     last
         How many of the last measured rounds a mean is taken over.
     target
-        Accuracy in percent for `rounds`, of the server's network where there is one.
+        Accuracy in percent for `rounds`.
+    of
+        Whose accuracy `area` and `rounds` are: `global` of the server's network where there is one, `local` of clients.
     """
     directory = RunDirectory(folder)
-    return values_from(directory.history(), read_json(folder / "result.json"), last, target)
+    return values_from(directory.history(), read_json(folder / "result.json"), last, target, of)
 
 
-def values_from(history: Sequence[Line], result: Line, last: int = 1, target: float | None = None) -> Values:
+def values_from(
+    history: Sequence[Line], result: Line, last: int = 1, target: float | None = None, of: str = "global"
+) -> Values:
     """Return the same from a history and a result."""
     measured = [line for line in history if "mean" in line.get("accuracy", {})]
     rounds = [line for line in measured if line["phase"] == "round"]
@@ -57,9 +61,7 @@ def values_from(history: Sequence[Line], result: Line, last: int = 1, target: fl
     if len(own) > 1:
         found["unrest"] = 100 * pstdev(part["mean"] for part in own)
     if rounds:
-        shared = [line["accuracy"].get("global") for line in rounds]
-        whole = [line["accuracy"]["mean"] for line in rounds] if None in shared else shared
-        found["area"] = 100 * fmean(whole)
+        found["area"] = fmean(_followed(rounds, of))
     if after and rounds:
         found["before"] = 100 * fmean(line["accuracy"]["mean"] for line in rounds[-last:])
     found |= _stages(history, last)
@@ -67,7 +69,8 @@ def values_from(history: Sequence[Line], result: Line, last: int = 1, target: fl
         found["personalized"] = found["local"]
         found["gap"] = found["distilled"] - found["personalized"]
     if target is not None:
-        found["rounds"] = _rounds(rounds, target)
+        reached = [line["round"] for line, value in zip(rounds, _followed(rounds, of), strict=True) if value >= target]
+        found["rounds"] = float(reached[0] if reached else rounds[-1]["round"] + 1)
     cost, clients = result["cost"], len(result["architectures"])
     found["mb_up"] = cost["bytes_up"] / clients / 1e6
     found["mb_down"] = cost["bytes_down"] / clients / 1e6
@@ -89,13 +92,11 @@ def _stages(history: Sequence[Line], last: int) -> Values:
     return {name: 100 * fmean(values) for name, values in found.items()}
 
 
-def _rounds(rounds: Sequence[Line], target: float) -> float:
-    for line in rounds:
-        accuracy = line["accuracy"]
-        shared = accuracy.get("global")
-        if 100 * (accuracy["mean"] if shared is None else shared) >= target:
-            return float(line["round"])
-    return float(rounds[-1]["round"] + 1)
+def _followed(rounds: Sequence[Line], of: str) -> list[float]:
+    """Return the accuracy in percent by round: of the server's network, if that is meant and there is one."""
+    shared = [line["accuracy"].get("global") for line in rounds]
+    local = of == "local" or None in shared
+    return [100 * value for value in ([line["accuracy"]["mean"] for line in rounds] if local else shared)]
 
 
 def curve_of(folder: Path, quantity: str) -> list[list[float]]:

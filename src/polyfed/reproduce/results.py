@@ -86,8 +86,10 @@ def forget(measured: Measured, made: Experiment) -> None:
     everything = _changed(*({key: value for key, value in one.items() if key not in aside} for one in (then, now)))
     for label in [*measured.runs, *measured.failed]:
         if everything or any(then[part].get(label) != now[part].get(label) for part in ("methods", "settings")):
-            for kept in (measured.runs, measured.failed, measured.curves):
+            for kept in (measured.runs, measured.failed):
                 kept.pop(label, None)  # type: ignore[attr-defined]
+            for curve in [name for name in measured.curves if name.partition(", ")[0] == label]:
+                measured.curves.pop(curve)
 
 
 def missing(entry: Entry, scale: str, result: Result | None) -> list[tuple[Case, int, str]]:
@@ -134,7 +136,7 @@ def judged(entry: Entry, scale: str, result: Result | None) -> list[Row]:
 
     Claims about a fix or a case of ours are tested with the paper's, and told apart.
     """
-    places = [(case, claim) for case in entry.cases(scale) for claim in entry.claims(case)]
+    places = [(case, claim) for case in entry.cases(scale) for claim in entry.claims(case, scale)]
     tested = [_tested(entry, scale, case, claim, result) for case, claim in places]
     return [
         Row(case, claim, found, test.gain, _ours(entry, case, claim))

@@ -14,7 +14,7 @@ from polyfed.config import Config
 from polyfed.core.errors import InputError, PolyfedError, TrainingError
 from polyfed.core.versions import versions
 from polyfed.reproduce.entries import Case, Entry
-from polyfed.reproduce.figures import analyzed, draw, draw_axis, draw_curves
+from polyfed.reproduce.figures import analyzed, curves_of, draw, draw_axis, draw_curves
 from polyfed.reproduce.quantities import curve_of, held_accuracy, values_of
 from polyfed.reproduce.results import Measured, Result, forget, missing, read_result, runs_in_all, write_result
 from polyfed.terminal.progress import Guessed, Place
@@ -189,12 +189,13 @@ def _collect(entry: Entry, scale: str, case: Case, result: Result, runs: Path) -
             folder = runs / entry.folder(scale, case) / folder_of(config)
             if measured.has(label, seed) or not (folder / "result.json").is_file():
                 continue
-            values = values_of(folder, entry.option(scale, "last", 1), _target(entry, scale, case))
+            last, of = entry.option(scale, "last", 1), entry.option(scale, "of", "global")
+            values = values_of(folder, last, _target(entry, scale, case), of)
             if entry.option(scale, "held", False):
                 values["held"] = held_accuracy(folder)
             measured.runs.setdefault(label, {})[str(seed)] = values
-            if curve := entry.told.get("curve"):
-                measured.curves.setdefault(label, {})[str(seed)] = curve_of(folder, curve)
+            for name, quantity in curves_of(entry, label).items():
+                measured.curves.setdefault(name, {})[str(seed)] = curve_of(folder, quantity)
 
 
 def _target(entry: Entry, scale: str, case: Case) -> float | None:

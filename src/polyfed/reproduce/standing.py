@@ -19,9 +19,11 @@ def standing(paper: str, measured: Sequence[tuple[Entry, str, Result]], entries:
     for entry, scale, result in measured:
         if entry.kind == "count":
             found = [number.judged.verdict for number in numbers(entry, result)]
-            for verdicts, said in ((STANDS, stands), (("refuted",), falls)):
-                if count := sum(verdict in verdicts for verdict in found):
-                    said.append(f"{count} of the {len(found)} numbers of {entry.name}")
+            of = f"of the {len(found)} numbers of {entry.name}"
+            told = (("reproduced", stands, "to the digit"), ("holds", stands, "off by at most half"))
+            for verdict, said, how in (*told, ("refuted", falls, "off by more")):
+                if count := found.count(verdict):  # type: ignore[arg-type]
+                    said.append(f"{count} {of} {how}")
             open_claims += found.count("not resolved")
             continue
         claims = [row for row in judged(entry, scale, result) if not row.fix and row.judged.seeds]
