@@ -390,6 +390,9 @@ def test_what_is_left_of_an_entry_and_its_price(place):
     assert left(entry, "mini", result, 30.0) == "0 of 15 runs with the settings of today, the rest about 30 min"
     assert len(result.cases["two"].runs) == 2  # nothing is dropped by looking
     write_result(place, entry, result)
+    index = pages(place)["README.md"]
+    assert "| not counted, with earlier settings: " in index and "0 of 1 entries have a result" in index
+    write_result(place, entry, result)
     assert queue([entry], place) == [(entry, "mini"), (entry, "paper")]
 
 

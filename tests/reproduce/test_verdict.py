@@ -119,4 +119,4 @@ def test_the_summary_counts():
 
 
 def test_small_differences_are_told_with_digits_that_show_them():
-    assert [decimals(half) for half in (None, 0.0, 12.3, 0.21, 0.099, 0.0049)] == [2, 2, 2, 2, 3, 4]
+    assert [decimals(half) for half in (None, 0.0, 12.3, 0.21, 0.099, 0.0049, 1e-14)] == [2, 2, 2, 2, 3, 4, 6]

@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 
 from polyfed.reproduce.cost import left, read_costs
 from polyfed.reproduce.entries import PAPERS, Case, Entry, read_entries
-from polyfed.reproduce.results import Measured, Number, Result, Row, judged, numbers, read_result
+from polyfed.reproduce.results import Measured, Number, Result, Row, is_stale, judged, numbers, read_result
 from polyfed.reproduce.standing import standing
 from polyfed.reproduce.verdict import SEEDS, VERDICTS, Verdict, decimals, summary
 
@@ -94,12 +94,16 @@ def _index(root: Path, entries: Sequence[Entry]) -> str:
             lines.append(f"| {link} | {about} | not measured | | | | {rest} |")
             continue
         scale, result = shown
-        measured.append((entry, scale, result))
         found = verdicts(entry, scale, result)
-        (counted if entry.kind == "count" else claims).extend(found)
+        words = summary(found)
+        if is_stale(entry, scale, result):
+            words = f"not counted, with earlier settings: {words}"
+        else:
+            measured.append((entry, scale, result))
+            (counted if entry.kind == "count" else claims).extend(found)
         seeds = "none needed" if entry.kind == "count" else seeds_of(result)
         took = _minutes(result.seconds / 60)
-        lines.append(f"| {link} | {about} | {summary(found)} | {scale} | {seeds} | {took} | {rest} |")
+        lines.append(f"| {link} | {about} | {words} | {scale} | {seeds} | {took} | {rest} |")
     both = [", ".join(f"{some.count(verdict)} {verdict}" for verdict in VERDICTS) for some in (claims, counted)]
     believed: list[str] = []
     for paper in dict.fromkeys(entry.paper for entry in entries):

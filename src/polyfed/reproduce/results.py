@@ -113,6 +113,11 @@ def runs_in_all(entry: Entry, scale: str) -> int:
     return len(missing(entry, scale, None))
 
 
+def is_stale(entry: Entry, scale: str, result: Result) -> bool:
+    """Tell whether all runs of a result have other settings than the entry has now."""
+    return 0 < runs_in_all(entry, scale) == len(missing(entry, scale, result))
+
+
 def _changed(then: Any, now: Any) -> bool:
     """Tell whether something that both say differs; a setting that is new since is none of the old run's."""
     if isinstance(then, dict) and isinstance(now, dict):

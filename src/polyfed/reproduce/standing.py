@@ -8,6 +8,7 @@ from polyfed.reproduce.entries import Entry
 from polyfed.reproduce.results import Result, judged, numbers
 from polyfed.reproduce.verdict import Verdict, decimals
 
+ACCURACIES = ("local", "global", "held")  # quantities that go without saying
 STANDS: tuple[Verdict, ...] = ("reproduced", "holds")
 
 
@@ -29,7 +30,8 @@ def standing(paper: str, measured: Sequence[tuple[Entry, str, Result]], entries:
         claims = [row for row in judged(entry, scale, result) if not row.fix and row.judged.seeds]
         for row in claims:
             mean = f"{row.judged.mean:+.{decimals(row.judged.half)}f}"
-            words = f"{row.claim.words(entry.quantity)} {mean} ({entry.name} {scale}, {row.case.title})"
+            what = "" if entry.quantity in ACCURACIES else f", {entry.quantity},"
+            words = f"{row.claim.words(entry.quantity)}{what} {mean} ({entry.name} {scale}, {row.case.title})"
             if row.judged.verdict in STANDS:
                 stands.append(f"{words}: {row.judged.verdict}")
             elif row.judged.verdict == "refuted":

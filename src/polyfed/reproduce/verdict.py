@@ -113,8 +113,8 @@ def _away(value: float, low: float, high: float) -> float:
 
 
 def decimals(half: float | None) -> int:
-    """Return the digits behind the point with which a difference is told: two of its interval, and two at least."""
-    return max(2, 1 - floor(log10(half))) if half else 2
+    """Return the digits behind the point with which a difference is told: two of its interval, from two to six."""
+    return min(max(2, 1 - floor(log10(half))), 6) if half else 2
 
 
 def judge_number(ours: float, paper: float, rounding: float) -> Verdict:
