@@ -75,6 +75,47 @@ def test_other_settings_are_other_stages(change, ran):
     assert sorted(set(range(3)) - same) == sorted(set(first[: 3 - len(same)]))
 
 
+VTC = {**SHORT, "models": ["cnn:4-8", "cnn:4-4"], "feature_dim": 64, "data": "digits", "rounds": 3, "clients": 2}
+VTC |= {"limit": 60, "method": "fedvtc"}
+
+
+def of_fedvtc(**options):
+    made = experiment(**VTC).base
+    return replace(made, method=replace(made.method, samples_per_class=2, finetune_epochs=1, **options))
+
+
+@pytest.mark.parametrize("option", [{}, {"norm_statistics": "recalibrated"}, {"finetune_epochs": 2}])
+def test_methods_that_differ_after_the_rounds_share_all_of_them(option, ran):
+    remembered, clients = KnownStages(), experiment(**VTC).base.data.load(0)
+    execute(of_fedvtc(), clients, known=remembered)
+    assert len(ran) == 3 * 2 + 2  # rounds, and fine-tuning on images that were made
+    config = replace(of_fedvtc(), method=replace(of_fedvtc().method, **option))
+    alone = execute(config, clients)
+    shared = execute(config, clients, known=remembered)
+    assert len(ran) == 3 * 2 + 2 + 2  # fine-tuning alone
+    assert timeless(alone.history) == timeless(shared.history)
+    same_states(states(alone), states(shared))
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"lambda_dm": 0.5}, {"kl_weight": 0.5}, {"rec_weight": 0.5}, {"reduction": "sum"}, {"dm_mode": "pointwise"},
+        {"dm_latents": "global"}, {"prior_cov": "global_sd"}, {"joint_training": True}, {"alternate": "epoch"},
+        {"vtc_lr": 0.5}, {"vtc_optimizer": "adam"}, {"sigma_init": 0.5},
+    ],
+)  # fmt: skip
+def test_methods_whose_rounds_differ_share_none(option, ran):
+    """All of its options that concern the rounds: numbers as by itself, whatever was trained before."""
+    remembered, clients = KnownStages(), experiment(**VTC).base.data.load(0)
+    execute(of_fedvtc(), clients, known=remembered)
+    before = len(ran)
+    alone = execute(of_fedvtc(**option), clients)
+    shared = execute(of_fedvtc(**option), clients, known=remembered)
+    assert len(ran) >= before + 3 * 2 + 2
+    same_states(states(alone), states(shared))
+
+
 @dataclass(frozen=True)
 class Heavier(OneShot):
     """A one-shot method with a loss of its own."""

@@ -120,8 +120,9 @@ class Stage:
         For clients whose model is no network (see `core/learner.py`): what to answer on `data`, as outputs or as class
         numbers, one for each sample. None: its labels.
     key
-        Names a loss among all methods, with the values of the fields that it uses (`("l1", self.l1)`). In a comparison
-        stages with equal keys, starts, data and settings are trained once; the plain loss of the task needs no key.
+        Names all losses and what becomes of their gradients among all methods, with the values of the fields that they
+        use (`("l1", self.l1)`). In a comparison stages with equal keys, starts, data, aux and settings are trained
+        once; the plain loss of the task needs no key.
     until, rate_factor
         At the server: called with the number of steps after each of them, True ends the stage; and what the learning
         rate is multiplied by at step 0, 1, ...

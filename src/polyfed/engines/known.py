@@ -1,7 +1,8 @@
 """Training that several runs of a comparison begin with is done once.
 
-All one-shot methods train the same networks on the same data, and many others begin with the same plain epochs. A stage
-is a function of its start, data, settings and streams, so where all of these are equal the result is, bit for bit.
+All one-shot methods train the same networks on the same data, many others begin with the same plain epochs, and some
+differ in what comes after the rounds only. A stage is a function of its start, data, settings and streams, so where all
+of these are equal the result is, bit for bit.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from threading import Lock
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten
 
 from polyfed.core.learner import Learner
 from polyfed.core.message import State
@@ -36,7 +38,10 @@ class Known:
 
 
 class KnownStages:
-    """Remembers finished stages of first rounds, for runs with one seed on the same data in one process."""
+    """Remembers finished stages, for runs with one seed on the same data in one process.
+
+    Plain training is remembered in the first round only: later ones hardly ever begin with equal networks.
+    """
 
     def __init__(self, budget: int = BUDGET) -> None:
         self.budget = budget
@@ -76,7 +81,7 @@ class KnownStages:
 
     def key(self, stage: Stage, party: Party, ctx: Context, name: str) -> bytes | None:
         """Return what tells a stage from all others, or None where it depends on more than can be compared."""
-        if ctx.round > 1 or ctx.privacy.on or not is_comparable(stage) or isinstance(party.models["main"], Learner):
+        if ctx.privacy.on or not is_comparable(stage, ctx.round) or isinstance(party.models["main"], Learner):
             return None  # what a learner starts from is in its memory, and that it fitted before is known to itself
         data = stage.data if stage.data is not None else party.train
         digest = hashlib.blake2b(digest_size=16)
@@ -84,7 +89,16 @@ class KnownStages:
         place = (ctx.seed, ctx.round, ctx.rounds, ctx.phase, party.id, name, str(ctx.device), torch.get_default_dtype())
         kind = tuple((model, type(module).__qualname__) for model, module in party.models.items())
         samples = (data.x.data_ptr(), tuple(data.x.shape), data.y.data_ptr(), data.scaling, ctx.task)
-        digest.update(repr((stage.key, stage.trainable, settings, place, kind, samples)).encode())
+        updates = tuple((len(u.losses), sorted(u.trainable.items()), u.training) for u in stage.all_updates())
+        leaves, spec = tree_flatten((dict(stage.aux), stage.columns))
+        named = (stage.key, updates, tuple(stage.draws.items()), str(spec))
+        digest.update(repr((named, settings, place, kind, samples)).encode())
+        for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                digest.update(repr((tuple(leaf.shape), leaf.dtype)).encode())
+                _add(digest, leaf)
+            else:
+                digest.update(repr(leaf).encode())
         if data.index is not None:
             _add(digest, data.index)
         for model in party.models:
@@ -107,11 +121,14 @@ class KnownStages:
                 self.used -= oldest.size
 
 
-def is_comparable(stage: Stage) -> bool:
-    """Tell whether a stage is plain training on the task's loss, or one that its author named with `key`."""
+def is_comparable(stage: Stage, number: int) -> bool:
+    """Tell whether a stage of a round is plain training on the task's loss, or one that its author named with `key`."""
+    if stage.until or stage.rate_factor:
+        return False
+    if stage.key is not None:
+        return number <= 1 or stage.data is None  # samples that were made may lie where others lay before
     plain = getattr(stage.loss, "__func__", None) is Method.loss and stage.gradients is None and stage.project is None
-    extra = stage.updates or stage.columns or stage.aux or stage.draws or stage.until or stage.rate_factor
-    return (plain or stage.key is not None) and not extra
+    return plain and number <= 1 and not (stage.updates or stage.columns or stage.aux or stage.draws)
 
 
 def _add(digest: hashlib.blake2b, tensor: Tensor) -> None:

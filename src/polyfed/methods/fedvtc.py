@@ -213,7 +213,9 @@ class FedVTC(VariationalLoss):
             Update((self.model_loss,), {"main": None}),
             Update((self.decoder_loss,), {"vtc": None}, training=decoder),
         )
-        stage = Stage(updates=updates, aux=self.aux(client, ctx), draws=self.draws(client))
+        fields = (self.lambda_dm, self.kl_weight, self.rec_weight, self.reduction, self.dm_mode, self.dm_latents)
+        key = (type(self), self.joint_training, *fields)  # what comes after the rounds differs, and leaves them equal
+        stage = Stage(updates=updates, aux=self.aux(client, ctx), draws=self.draws(client), key=key)
         if self.joint_training:
             yield replace(stage, updates=(Update((self.joint_loss,), {"main": None, "vtc": None}),))
         elif self.alternate == "batch":
