@@ -115,7 +115,7 @@ def test_numbers_that_are_computed():
 
 def test_the_summary_counts():
     assert summary(["holds", "refuted", "holds"]) == "2 holds, 1 refuted"
-    assert summary([]) == "not measured"
+    assert summary([]) == "measured, no verdict"
 
 
 def test_small_differences_are_told_with_digits_that_show_them():

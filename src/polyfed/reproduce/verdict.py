@@ -131,4 +131,4 @@ def judge_number(ours: float, paper: float, rounding: float) -> Verdict:
 def summary(verdicts: Sequence[Verdict]) -> str:
     """Return how many of each there are, in the order of the rules: `2 holds, 1 not resolved`."""
     counted = [(verdicts.count(verdict), verdict) for verdict in VERDICTS]
-    return ", ".join(f"{number} {verdict}" for number, verdict in counted if number) or "not measured"
+    return ", ".join(f"{number} {verdict}" for number, verdict in counted if number) or "measured, no verdict"
