@@ -117,6 +117,27 @@ def test_methods_whose_rounds_differ_share_none(option, ran):
 
 
 @dataclass(frozen=True)
+class Weighed(pf.FedVTC):
+    """Somebody's variant of FedVTC, with a field of its own in its loss."""
+
+    name: ClassVar[str] = "weighed"
+    weight: float = 1.0
+
+    def vtc_loss(self, main, vtc, z, batch, aux):
+        return self.weight * super().vtc_loss(main, vtc, z, batch, aux)
+
+
+def test_a_variant_of_fedvtc_does_not_inherit_the_key():
+    remembered, clients = KnownStages(), experiment(**VTC).base.data.load(0)
+    one, other = (
+        replace(of_fedvtc(), method=Weighed(samples_per_class=2, finetune_epochs=1, weight=weight))
+        for weight in (1.0, 0.1)
+    )
+    execute(one, clients, known=remembered)
+    same_states(states(execute(other, clients)), states(execute(other, clients, known=remembered)))
+
+
+@dataclass(frozen=True)
 class Heavier(OneShot):
     """A one-shot method with a loss of its own."""
 

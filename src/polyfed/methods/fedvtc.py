@@ -214,7 +214,8 @@ class FedVTC(VariationalLoss):
             Update((self.decoder_loss,), {"vtc": None}, training=decoder),
         )
         fields = (self.lambda_dm, self.kl_weight, self.rec_weight, self.reduction, self.dm_mode, self.dm_latents)
-        key = (type(self), self.joint_training, *fields)  # what comes after the rounds differs, and leaves them equal
+        # Runs that differ after their rounds only share them; a subclass may have more in its losses.
+        key = ("L_vtc", self.joint_training, *fields) if type(self) is FedVTC else None
         stage = Stage(updates=updates, aux=self.aux(client, ctx), draws=self.draws(client), key=key)
         if self.joint_training:
             yield replace(stage, updates=(Update((self.joint_loss,), {"main": None, "vtc": None}),))
