@@ -1,7 +1,7 @@
 """Where the rule of the engine `auto` is right, and by how much it is wrong: `python -m benchmarks.rule [--save]`.
 
 For a grid of networks, inputs, batch sizes and methods: how many times less processor time a step costs a client in a
-stack of twenty than alone, on one thread, and which way the rule (`polyfed/engines/auto.py`) goes.
+stack of twenty (or fewer) than alone, on one thread, and which way the rule (`polyfed/engines/auto.py`) goes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from polyfed.core.runner import run_stage
 from polyfed.core.settings import Execution, Settings, Training
 from polyfed.core.threads import one_thread
 from polyfed.engines import batched
-from polyfed.engines.auto import gains
+from polyfed.engines.auto import way_of
+from polyfed.engines.work import PLAIN, STACK
 
 FILE = RESULTS / "rule.json"
 CLIENTS, STEPS, REPEATS = 20, 6, 3
@@ -69,24 +70,27 @@ def alone(backend: Any, job: Any, step: Any, ctx: Any) -> float:
     return (time.thread_time() - start) / STEPS
 
 
-def clients_of(shape: tuple[int, ...], batch: int) -> pf.Clients:
+def clients_of(shape: tuple[int, ...], batch: int, clients: int) -> pf.Clients:
     """Return clients with random images: only their size matters here."""
     rng = torch.Generator().manual_seed(0)
-    count = CLIENTS * batch * STEPS
+    count = clients * batch * STEPS
     x, y = torch.randn(count, *shape, generator=rng), torch.randint(0, 10, (count,), generator=rng)
     data = pf.load((x, y), test=(x[:10], torch.arange(10)))
-    return pf.split(data, clients=CLIENTS, by=pf.IID(), seed=0)
+    return pf.split(data, clients=clients, by=pf.IID(), seed=0)
 
 
-def measure(images: str, network: str, batch: int, method: str, optimizer: str) -> dict[str, Any]:
+def measure(
+    images: str, network: str, batch: int, method: str, optimizer: str, clients: int = CLIENTS
+) -> dict[str, Any]:
     """Return one line of the grid."""
     training = Training(batch_size=batch, optimizer=optimizer, lr=0.01)
     settings = Settings(1, training=training, execution=Execution("batched", workers=1))
-    federation = prepare(methods.make(method, {}), clients_of(IMAGES[images], batch), [network], settings)
+    federation = prepare(methods.make(method, {}), clients_of(IMAGES[images], batch, clients), [network], settings)
     timed = Timed()
     federation.backend.engine = timed
     federation.run()
     (blueprint,) = federation.backend.blueprints.values()
+    way = way_of(blueprint.build(), IMAGES[images], clients, batch)
     return {
         "images": images,
         "network": network,
@@ -94,8 +98,9 @@ def measure(images: str, network: str, batch: int, method: str, optimizer: str) 
         "batch": batch,
         "method": method,
         "optimizer": optimizer,
+        "clients": clients,
         "gain": round(timed.gain, 2),
-        "stacked": gains(blueprint.build(), IMAGES[images], CLIENTS, batch),
+        "stacked": way == STACK or (way == PLAIN and method == "fedavg"),
     }
 
 
@@ -127,12 +132,25 @@ def main() -> None:
         for network in ("cnn:16-32,bn", "resnet10:w4", "resnet10:w8")
         for batch, method in ((8, "fedavg"), (32, "fedavg"), (32, "fedprox"))
     ]
+    grid += [  # few clients that share a step
+        (images, network, batch, "fedavg", optimizer, clients)
+        for images, network in (
+            ("8x8 grey", "mlp:1x16"),
+            ("8x8 grey", "mlp:3x100"),
+            ("28x28 grey", "mlp:1x100"),
+            ("28x28 grey", "mlp:4x100"),
+            ("8x8 grey", "cnn:8-16"),
+        )
+        for batch, optimizer in ((10, "sgd"), (32, "adam"))
+        for clients in (1, 2, 3, 5)
+    ]
     lines = []
     for setting in grid:
         line = measure(*setting)
         lines.append(line)
         words = (
-            f"{line['images']:12} {line['network']:12} batch {line['batch']:3} {line['method']:9} {line['optimizer']:5}"
+            f"{line['clients']:2} x {line['images']:12} {line['network']:12} batch {line['batch']:3} {line['method']:9}"
+            f" {line['optimizer']:5}"
         )
         chosen = "stack" if line["stacked"] else "whole"
         print(

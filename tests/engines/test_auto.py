@@ -16,7 +16,7 @@ import polyfed as pf
 from polyfed.compare import compare
 from polyfed.core.checkpoint import read_json, write_json
 from polyfed.engines import batched
-from polyfed.engines.auto import gains, sharing
+from polyfed.engines.auto import sharing, way_of
 from polyfed.engines.convolutions import unfolded
 from polyfed.engines.dense import is_perceptron
 from polyfed.experiment import experiment, read_experiment
@@ -48,7 +48,7 @@ class Own(nn.Module):
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stack small networks also where few clients share a step, as those of the contract table do."""
-    monkeypatch.setattr("polyfed.engines.auto.SHARED", 0)
+    monkeypatch.setattr("polyfed.engines.auto.OTHERS", 0)
 
 
 @pytest.mark.usefixtures("always")
@@ -134,16 +134,29 @@ def test_how_much_convolutions_unfold() -> None:
 @pytest.mark.parametrize(
     ("model", "size", "shared", "batch", "expected"),
     [
-        ("mlp:2x512", 28, 3, 256, True),
-        ("mlp:2x512", 28, 2.9, 256, False),
-        ("cnn:16-32", 8, 3, 16, True),
-        ("cnn:16-32", 8, 2.9, 16, False),
-        ("cnn:16-32", 32, 20, 32, False),
-        ("resnet10:w8", 8, 3, 16, True),
+        ("mlp:2x512", 28, 6, 256, "stack"),
+        ("mlp:2x512", 28, 5.9, 256, "plain"),
+        ("mlp:2x512", 28, 1, 256, "plain"),
+        ("cnn:16-32", 8, 6, 16, "stack"),
+        ("cnn:16-32", 8, 2, 16, "plain"),
+        ("cnn:16-32", 8, 1.9, 16, "whole"),
+        ("cnn:16-32", 32, 20, 32, "whole"),
+        ("resnet10:w8", 8, 6, 16, "stack"),
     ],
 )
-def test_the_rule(model: str, size: int, shared: float, batch: float, expected: bool) -> None:
-    assert gains(build(model, (1, size, size), 10), (1, size, size), shared, batch) == expected
+def test_the_rule(model: str, size: int, shared: float, batch: int, expected: str) -> None:
+    assert way_of(build(model, (1, size, size), 10), (1, size, size), shared, batch) == expected
+
+
+@pytest.mark.parametrize("model", ["mlp:2x16", "cnn:4-8"])
+def test_few_clients_are_stacked_in_plain_training_only(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = pf.split("digits", clients=3, by=pf.IID(), seed=0)
+    run = {"models": [model], "rounds": 1, "workers": 1}
+    plain = {engine: pf.run("fedavg", few, engine=engine, **run) for engine in ("auto", "batched", "threads")}
+    assert same(plain["auto"], plain["batched"]) and not same(plain["auto"], plain["threads"])
+    whole = pf.run("fedprox", few, engine="threads", **run)
+    monkeypatch.delattr(batched, "run_stack")
+    assert same(pf.run("fedprox", few, engine="auto", **run), whole)
 
 
 @pytest.mark.parametrize(
@@ -160,9 +173,9 @@ def test_how_many_share_a_step(samples: list[int], share: float, expected: float
     assert sharing(samples, 32, share) == pytest.approx(expected, rel=1e-3)
 
 
-def test_clients_of_unequal_sizes_work_whole_where_hardly_a_batch_is_shared(tmp_path: Path) -> None:
-    clients = pf.split("digits", clients=8, by="dirichlet:0.5", seed=0)
-    for batch_size, way in ((256, "whole"), (2, "stack")):  # all samples of a client are one batch, or a hundred
+def test_clients_of_unequal_sizes_are_stacked_as_far_as_they_share_batches(tmp_path: Path) -> None:
+    clients = pf.split("digits", clients=12, by="dirichlet:1.0", seed=0)
+    for batch_size, way in ((256, "plain"), (2, "stack")):  # all samples of a client are one batch, or dozens
         training = pf.Training(batch_size=batch_size)
         pf.run("local", clients, ["mlp:1x8"], 1, training=training, out=tmp_path / way)
         assert stored(tmp_path / way)["groups"] == {"mlp:1x8": way}
@@ -180,16 +193,17 @@ def test_it_is_the_default_of_every_way_to_start_a_run(tmp_path: Path) -> None:
     compare(experiment(**short), ["local"], seeds=1, out=tmp_path / "c")
     found = stored(tmp_path / "c" / "local" / "seed-0")
     assert found["execution"]["engine"] == "auto"
-    assert found["groups"] == {"cnn:4-8,exits": "whole", "mlp:1x8": "stack"}
+    assert found["groups"] == {"cnn:4-8,exits": "whole", "mlp:1x8": "plain"}
 
 
 def test_the_choice_is_stored_printed_and_kept_by_a_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     run = {"models": ["mlp:1x8", "cnn:4-8,exits"], "rounds": 1, "out": out, "progress": True}
     pf.run("local", pf.split("digits", clients=8), **run)
-    assert "mlp:1x8 as stacks; cnn:4-8,exits as whole clients on threads" in " ".join(capsys.readouterr().err.split())
+    told = " ".join(capsys.readouterr().err.split())
+    assert "mlp:1x8 as stacks in plain training; cnn:4-8,exits as whole clients on threads" in told
     pf.resume(out, rounds=2)  # it writes the configuration again
-    assert stored(out)["groups"] == {"cnn:4-8,exits": "whole", "mlp:1x8": "stack"}
+    assert stored(out)["groups"] == {"cnn:4-8,exits": "whole", "mlp:1x8": "plain"}
     assert stored(out)["rounds"] == 2
 
 

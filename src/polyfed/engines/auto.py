@@ -31,12 +31,14 @@ from polyfed.core.products import warn_unless_exact
 from polyfed.engines.batched import Batched, Job
 from polyfed.engines.convolutions import is_small
 from polyfed.engines.dense import is_perceptron
-from polyfed.engines.work import STACK, WHOLE
+from polyfed.engines.work import PLAIN, STACK, WHOLE
 
 if TYPE_CHECKING:
     from polyfed.engines.inprocess import InProcess
 
-SHARED = 3  # clients that take a step together on average: with fewer, whole clients are as fast or faster
+# Clients that take a step together on average, from which on a stack is faster than whole clients.
+PERCEPTRONS, CONVOLUTIONS = 1, 2  # while their loss is plain cross-entropy
+OTHERS = 6  # with any other loss
 
 
 def sharing(samples: Sequence[int], batch_size: int, share: float) -> float:
@@ -63,9 +65,15 @@ def sharing(samples: Sequence[int], batch_size: int, share: float) -> float:
     return sum(share * count for count in steps) / taken if taken else 0.0
 
 
-def gains(module: nn.Module, input_shape: tuple[int, ...], shared: float, batch_size: int) -> bool:
-    """Tell whether clients of a network are faster as a stack, when so many share a step on average."""
-    return shared >= SHARED and (is_perceptron(module) or is_small(module, input_shape, batch_size))
+def way_of(module: nn.Module, input_shape: tuple[int, ...], shared: float, batch_size: int) -> str:
+    """Return how clients of a network work fastest, if so many share a step on average: `stack`, `plain`, `whole`."""
+    if is_perceptron(module):
+        needed = PERCEPTRONS
+    elif is_small(module, input_shape, batch_size):
+        needed = CONVOLUTIONS
+    else:
+        return WHOLE
+    return STACK if shared >= OTHERS else PLAIN if shared >= needed else WHOLE
 
 
 class Auto(Batched):
@@ -75,11 +83,11 @@ class Auto(Batched):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stacked: dict[str, bool] = {}  # architecture -> what the rule says
+        self.ways: dict[str, str] = {}  # architecture -> what the rule says
 
     def works_whole(self, step: Step, blueprint: Blueprint) -> bool:
         """Let every client work whole for whose architecture the rule says so."""
-        return super().works_whole(step, blueprint) or not self.stacked[blueprint.name]
+        return super().works_whole(step, blueprint) or self.ways[blueprint.name] == WHOLE
 
     def choose(
         self,
@@ -97,13 +105,13 @@ class Auto(Batched):
             alone = blueprint.random or "learner" in blueprint.properties
             assert blueprint.build is not None
             shared = sharing(samples[name], batch_size, share)
-            self.stacked[name] = not alone and gains(blueprint.build(), input_shape, shared, batch_size)
-        if any(self.stacked.values()):
+            self.ways[name] = WHOLE if alone else way_of(blueprint.build(), input_shape, shared, batch_size)
+        if any(way != WHOLE for way in self.ways.values()):
             warn_unless_exact()
 
     def groups(self) -> dict[str, str]:
-        """Return how clients of each architecture work: as a stack, or whole."""
-        return {name: STACK if stacked else WHOLE for name, stacked in sorted(self.stacked.items())}
+        """Return how clients of each architecture work: as a stack, as one in plain training only, or whole."""
+        return dict(sorted(self.ways.items()))
 
     def by_stages(self, backend: InProcess, step: Step, messages: Mapping[int, Message], ctx: Context) -> Replies:
         """Let all clients work from stage to stage; what an earlier run had trained already is told."""
@@ -137,3 +145,8 @@ class Auto(Batched):
     def stackable(self, backend: InProcess, kind: Any, group: list[Job], step: Step, ctx: Context) -> bool:
         """Tell whether a group is to be stacked: a stack of one gives the numbers of a larger one."""
         return self.possible(backend, kind, group, step, ctx)
+
+    def only_plain(self, job: Job) -> bool:
+        """Tell whether too few clients of an architecture share a step for losses other than cross-entropy."""
+        assert job.party is not None and job.party.info is not None
+        return self.ways[job.party.info.architecture] == PLAIN

@@ -164,10 +164,14 @@ class Batched:
         key = kind[:4]
         if key not in self.refused:
             with one_thread():
-                self.refused[key] = obstacle(backend, group, step, ctx, self.exact)
+                self.refused[key] = obstacle(backend, group, step, ctx, self.exact, self.only_plain(group[0]))
             if self.refused[key]:
                 log.info("Stages of %s run one by one: %s.", kind[0], self.refused[key])
         return not self.refused[key]
+
+    def only_plain(self, job: Job) -> bool:
+        """Tell whether clients like this one are stacked in plain training only: never, where stacks were asked for."""
+        return False
 
 
 def advance(backend: InProcess, job: Job, step: Step, message: Message, ctx: Context) -> None:
@@ -316,7 +320,9 @@ def stacked_states(backend: InProcess, jobs: Sequence[Job]) -> tuple[Tensors, Ca
     return tensors, write_back
 
 
-def obstacle(backend: InProcess, group: list[Job], step: Step, ctx: Context, exact: bool = False) -> str:
+def obstacle(
+    backend: InProcess, group: list[Job], step: Step, ctx: Context, exact: bool = False, plain: bool = False
+) -> str:
     """Return why a group cannot be stacked (empty: it can), from one step of two clients on copies."""
     jobs = group[:2]
     states = _states(jobs[0])
@@ -338,6 +344,8 @@ def obstacle(backend: InProcess, group: list[Job], step: Step, ctx: Context, exa
         program = make_program(backend, jobs, tensors, step, ctx, 0)
         if exact and not isinstance(program, CutProgram) and not all(map(is_perceptron, program.modules.values())):
             return "numbers of convolutions would depend on who shares the stack"
+        if plain and not (isinstance(program, CutProgram) and program.is_plain()):
+            return "too few share a step for a loss other than cross-entropy"
         if not all(any(parts.values()) for parts in program.moved):
             return "it names parts of networks that they do not have, or that are frozen"  # alone it is told which
         if any(program.frozen.values()) and not all(program.used):

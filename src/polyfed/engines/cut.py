@@ -56,6 +56,11 @@ class CutProgram(Program):
         """Return features and logits, `[clients, batch, ...]`, without moving anything."""
         raise NotImplementedError
 
+    def is_plain(self) -> bool:
+        """Tell whether nothing of it goes through `vmap`: cross-entropy of the whole network is all there is."""
+        ways = (way for update in self.updates for way in (update.gradients, update.project))
+        return all(uses is None for uses in self.uses.values()) and all(way is None for way in ways)
+
     def look(self) -> None:
         """See what each loss asks for; raises `NotCut` where that is more than outputs."""
         self.uses = {}

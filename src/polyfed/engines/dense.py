@@ -143,23 +143,24 @@ class DenseProgram(CutProgram):
         activations = self.forward(params, batch.x)
         found = self.loss_gradients(0, 0, activations[-2], activations[-1], params, batch)
         delta = found.logits
-        optimizer = self.optimizers[0]
-        if not isinstance(optimizer, Sgd):
-            optimizer.steps[selection.clients] += 1  # type: ignore[attr-defined]
         moved = self.moved[0]["main"]
+        grads: dict[str, Tensor] = {}  # those that the optimizer wants to have whole
         for place in reversed(range(len(self.chain))):
             layer, inputs = self.chain[place], activations[place]
             weight = params[layer.weight]
             before = torch.bmm(delta, weight) if place > self.lowest else None  # with the weights of this step
             if layer.weight in moved:
-                self.move(layer.weight, weight, delta.mT, inputs, selection, rate, found.params)
+                self.move(layer.weight, weight, delta.mT, inputs, selection, rate, found.params, grads)
             if layer.bias is not None and layer.bias in moved:
-                self.move(layer.bias, params[layer.bias], None, delta.sum(1), selection, rate, found.params)
+                self.move(layer.bias, params[layer.bias], None, delta.sum(1), selection, rate, found.params, grads)
             if before is None:
                 break
             if place == len(self.chain) - 1 and found.features is not None:
                 before += found.features
             delta = relu_backward(before, inputs, 0) if self.chain[place - 1].relu else before
+        if grads:
+            chosen = {"main": {name: params[name] for name in grads}}
+            self.optimizers[0].step(chosen, {"main": grads}, selection, rate, None)
         selection.put(self.params, {"main": params})
         return found.values, found.sums
 
@@ -172,8 +173,12 @@ class DenseProgram(CutProgram):
         selection: Selection,
         rate: float,
         of_params: dict[str, Tensor] | None,
+        grads: dict[str, Tensor],
     ) -> None:
-        """Move a parameter along `left @ right` or `right` (its gradient through the network) and the loss's own."""
+        """Move a parameter along `left @ right` or `right` (its gradient through the network) and the loss's own.
+
+        Adam moves all parameters at once: for it the gradient is noted in `grads`.
+        """
         optimizer, training = self.optimizers[0], self.optimizers[0].training
         direct = of_params[name] if of_params is not None else None
         key = ("main", name)
@@ -198,4 +203,4 @@ class DenseProgram(CutProgram):
             grad = right if left is None else torch.bmm(left, right)
             if direct is not None:
                 grad.add_(direct)
-            optimizer.move(key, parameter, grad, selection, rate)
+            grads[name] = grad

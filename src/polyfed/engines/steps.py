@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from polyfed.core.optimizers import Moved, fused_adam
 from polyfed.core.settings import Training
 
 Tensors = dict[str, dict[str, Tensor]]
-Used = set[tuple[str, str]] | None  # (model, parameter) names with a gradient; None: all
+Name = tuple[str, str]  # of a model and a parameter of it
+Used = set[Name] | None  # those with a gradient; None: all
 
 # Numbers in the widest vector of torch's kernels, which compute what is left behind the last vector in another way: a
 # row of whole vectors has the same bits in every stack, and another one might not.
 VECTOR = 16
+REST: Name = ("", "")  # the parameters whose rows are not whole vectors
 
 
 class Selection:
@@ -77,13 +80,6 @@ class Optimizer:
 
     def step(self, moved: Tensors, grads: Tensors, selection: Selection, rate: float, used: Used) -> None:
         """Take one step for the chosen clients."""
-        for key, group in moved.items():
-            for name, parameter in group.items():
-                if used is None or (key, name) in used:
-                    self.move((key, name), parameter, grads[key][name], selection, rate)
-
-    def move(self, name: tuple[str, str], parameter: Tensor, grad: Tensor, selection: Selection, rate: float) -> None:
-        """Move one stacked parameter."""
         raise NotImplementedError
 
 
@@ -92,11 +88,18 @@ class Sgd(Optimizer):
 
     def __init__(self, training: Training, moved: Tensors, clients: int) -> None:
         super().__init__(training, moved, clients)
-        self.velocity: dict[tuple[str, str], Tensor] = {}
+        self.velocity: dict[Name, Tensor] = {}
         if training.momentum:
             self.velocity = {(k, n): torch.zeros_like(t) for k, group in moved.items() for n, t in group.items()}
 
-    def move(self, name: tuple[str, str], parameter: Tensor, grad: Tensor, selection: Selection, rate: float) -> None:
+    def step(self, moved: Tensors, grads: Tensors, selection: Selection, rate: float, used: Used) -> None:
+        """Move every parameter."""
+        for key, group in moved.items():
+            for name, parameter in group.items():
+                if used is None or (key, name) in used:
+                    self.move((key, name), parameter, grads[key][name], selection, rate)
+
+    def move(self, name: Name, parameter: Tensor, grad: Tensor, selection: Selection, rate: float) -> None:
         """`v = m·v + g`, `w = w - lr·v`."""
         if self.training.weight_decay:
             grad = grad.add(parameter, alpha=self.training.weight_decay)
@@ -110,68 +113,62 @@ class Sgd(Optimizer):
 
 
 class Adam(Optimizer):
-    """Adam and AdamW with torch's default constants."""
-
-    BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
+    """Adam and AdamW with torch's default constants, in one call of torch's kernel for all parameters."""
 
     def __init__(self, training: Training, moved: Tensors, clients: int) -> None:
         super().__init__(training, moved, clients)
-        names = [(key, name) for key, group in moved.items() for name in group]
-        self.first = {(k, n): torch.zeros_like(moved[k][n]) for k, n in names}
-        self.second = {(k, n): torch.zeros_like(moved[k][n]) for k, n in names}
-        self.steps = torch.zeros(clients, dtype=torch.float64)
+        self.clients = clients
+        self.steps = [0] * clients  # they may differ: clients of a stack need not have equally many batches
+        self.moments: dict[Name, tuple[Tensor, Tensor]] = {}  # means of gradients and of their squares
 
     def step(self, moved: Tensors, grads: Tensors, selection: Selection, rate: float, used: Used) -> None:
         """Count the step of every chosen client, then move its parameters."""
-        self.steps[selection.clients] += 1
-        super().step(moved, grads, selection, rate, used)
+        for client in selection.clients:
+            self.steps[client] += 1
+        names = [(k, n) for k, group in moved.items() for n in group if used is None or (k, n) in used]
+        whole = [(key, name) for key, name in names if moved[key][name][0].numel() % VECTOR == 0]
+        rest = [name for name in names if name not in whole]
+        pieces: dict[Name, tuple[Tensor, Tensor]] = {}  # parameters, which are moved in place, and their gradients
+        for key, name in whole:
+            pieces[key, name] = moved[key][name].contiguous(), grads[key][name].contiguous()
+        if rest:  # side by side, filled up to whole vectors
+            pieces[REST] = side_by_side(moved, rest), side_by_side(grads, rest)
+        self._move(pieces, selection, rate)
+        for key, name in whole:
+            if pieces[key, name][0] is not moved[key][name]:
+                moved[key][name].copy_(pieces[key, name][0])
+        if rest:
+            start = 0
+            for key, name in rest:
+                parameter = moved[key][name]
+                end = start + parameter[0].numel()
+                parameter.copy_(pieces[REST][0][:, start:end].view(parameter.shape))
+                start = end
 
-    def move(self, name: tuple[str, str], parameter: Tensor, grad: Tensor, selection: Selection, rate: float) -> None:
-        """Clients may have taken different numbers of steps: the corrections are theirs."""
-        first, second = selection.pick(self.first[name]), selection.pick(self.second[name])
-        steps = self.steps[selection.clients]
-        if parameter[0].numel() % VECTOR == 0 and first.is_contiguous():
-            self._fused(parameter, grad, first, second, steps, rate)
-        else:
-            self._plain(parameter, grad, first, second, steps, rate)
-        selection.put_back(self.first[name], first)
-        selection.put_back(self.second[name], second)
-
-    def _fused(
-        self, parameter: Tensor, grad: Tensor, first: Tensor, second: Tensor, steps: Tensor, rate: float
-    ) -> None:
-        """Move in one pass over memory, as a lone client's optimizer does: a third of the time of `_plain`."""
-        rows = parameter.contiguous()  # the kernel reads memory in order, whatever the strides are
-        tensors, counts = ([rows], [grad.contiguous()], [first], [second]), [steps[0].to(first)]
-        if not bool((steps == steps[0]).all()):
-            some, their, means, squares = (list(stack.unbind()) for (stack,) in tensors)
-            tensors, counts = (some, their, means, squares), list(steps.to(first).unbind())
-        move = torch._fused_adamw_ if self.training.optimizer == "adamw" else torch._fused_adam_
-        settings = {
-            "weight_decay": self.training.weight_decay,
-            "eps": self.EPSILON,
-            "amsgrad": False,
-            "maximize": False,
+    def _move(self, pieces: Mapping[Name, tuple[Tensor, Tensor]], selection: Selection, rate: float) -> None:
+        for name, (parameter, _) in pieces.items():
+            if name not in self.moments:
+                shape = (self.clients, *parameter.shape[1:])
+                self.moments[name] = parameter.new_zeros(shape), parameter.new_zeros(shape)
+        moments = {
+            name: (selection.pick(mean), selection.pick(square)) for name, (mean, square) in self.moments.items()
         }
-        move(*tensors, [], counts, lr=rate, beta1=self.BETA1, beta2=self.BETA2, **settings)  # type: ignore[call-overload]
-        if rows is not parameter:
-            parameter.copy_(rows)
+        parts: list[Moved] = [(*pieces[name], *moments[name]) for name in pieces]
+        counts = [self.steps[client] for client in selection.clients]
+        if len(set(counts)) == 1:  # the usual case
+            counts = counts[:1] * len(parts)
+        else:
+            cut = [zip(*(tensor.unbind() for tensor in part), strict=True) for part in parts]
+            parts = [rows for part in cut for rows in part]
+            counts = counts * len(pieces)
+        fused_adam(parts, counts, self.training, rate)
+        for name, picked in moments.items():
+            for kept, rows in zip(self.moments[name], picked, strict=True):
+                selection.put_back(kept, rows)
 
-    def _plain(
-        self, parameter: Tensor, grad: Tensor, first: Tensor, second: Tensor, steps: Tensor, rate: float
-    ) -> None:
-        training = self.training
-        if training.optimizer == "adamw":
-            parameter.mul_(1 - rate * training.weight_decay)
-        elif training.weight_decay:
-            grad = grad.add(parameter, alpha=training.weight_decay)
-        first.lerp_(grad, 1 - self.BETA1)
-        second.mul_(self.BETA2).addcmul_(grad, grad, value=1 - self.BETA2)
-        if bool((steps == steps[0]).all()):  # the usual case, without tensors for the corrections
-            count = float(steps[0])
-            root = second.sqrt().div_((1 - self.BETA2**count) ** 0.5).add_(self.EPSILON)
-            parameter.addcdiv_(first, root, value=-rate / (1 - self.BETA1**count))
-            return
-        size = _per_client(rate / (1 - self.BETA1**steps), parameter).to(parameter)
-        root = second.sqrt().div_(_per_client((1 - self.BETA2**steps).sqrt(), parameter).to(parameter))
-        parameter.sub_(first / root.add_(self.EPSILON) * size)
+
+def side_by_side(tensors: Tensors, names: Sequence[Name]) -> Tensor:
+    """Return some tensors as one, `[clients, numbers]`, with zeros behind them up to whole vectors."""
+    rows = [tensors[key][name].flatten(1) for key, name in names]
+    width = sum(row.shape[1] for row in rows)
+    return torch.cat([*rows, rows[0].new_zeros(len(rows[0]), -width % VECTOR)], 1)

@@ -14,7 +14,7 @@ from polyfed.core.stage import Stage, Trained
 
 Run = Callable[[Stage, Party, Context, str], Trained]
 
-STACK, WHOLE = "stack", "whole"  # how clients of an architecture work, as `config.json` says it
+STACK, PLAIN, WHOLE = "stack", "plain", "whole"  # how clients of an architecture work, as `config.json` says it
 
 
 def receive(method: Method, party: Party, message: Message, step: Step, ctx: Context) -> None:
@@ -49,6 +49,6 @@ def in_words(groups: Mapping[str, str]) -> str:
     >>> in_words({"cnn:4-8": "whole", "mlp:1x8": "stack", "mlp:2x8": "stack"})
     'mlp:1x8, mlp:2x8 as stacks; cnn:4-8 as whole clients on threads'
     """
-    ways = {STACK: "as stacks", WHOLE: "as whole clients on threads"}
+    ways = {STACK: "as stacks", PLAIN: "as stacks in plain training", WHOLE: "as whole clients on threads"}
     named = {way: ", ".join(name for name, found in groups.items() if found == way) for way in ways}
     return "; ".join(f"{named[way]} {words}" for way, words in ways.items() if named[way])
