@@ -241,6 +241,10 @@ class Stepper:
                 for name, parameter in group.items():
                     parameter.grad = combined[key][name]
             loss = values[0]
+        if self.update.l1:
+            for parameter in self.parameters:
+                if parameter.grad is not None:
+                    parameter.grad.add_(parameter.detach().sign(), alpha=self.update.l1)
         if self.training.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.training.clip)
         self.optimizer.step(rate)

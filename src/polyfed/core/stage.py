@@ -79,6 +79,9 @@ class Update:
         Pure map applied to the moved parameters after the step (clamping to a range, for instance).
     training
         Learning rate and optimizer of this update; None takes the stage's.
+    l1
+        Weight of the L1 norm of the moved parameters: its gradient, their signs, is added to that of the losses, which
+        do not tell of it (as with weight decay).
     """
 
     losses: tuple[LossFunction, ...]
@@ -86,6 +89,7 @@ class Update:
     gradients: Callable[[tuple[Grads, ...], Aux], Grads] | None = None
     project: Callable[[Grads], Grads] | None = None
     training: Training | None = None
+    l1: float = 0.0
 
 
 @dataclass
@@ -94,7 +98,7 @@ class Stage:
 
     Attributes
     ----------
-    loss, trainable, gradients, project
+    loss, trainable, gradients, project, l1
         The one update of an ordinary stage. `loss` may be a tuple of losses, combined by `gradients`.
     updates
         Instead of the above: several updates stepped in turn on the same batch.
@@ -121,7 +125,7 @@ class Stage:
         numbers, one for each sample. None: its labels.
     key
         Names all losses and what becomes of their gradients among all methods, with the values of the fields that they
-        use (`("l1", self.l1)`). In a comparison stages with equal keys, starts, data, aux and settings are trained
+        use (`("prox", self.mu)`). In a comparison stages with equal keys, starts, data, aux and settings are trained
         once; the plain loss of the task needs no key.
     until, rate_factor
         At the server: called with the number of steps after each of them, True ends the stage; and what the learning
@@ -147,6 +151,7 @@ class Stage:
     until: Callable[[int], bool] | None = None
     rate_factor: Callable[[int], float] | None = None
     received: bool = False
+    l1: float = 0.0
 
     def all_updates(self) -> tuple[Update, ...]:
         """Return the updates of one batch, also for the one-loss form."""
@@ -155,7 +160,7 @@ class Stage:
         assert self.loss is not None, "a stage needs a loss or updates"
         losses = self.loss if isinstance(self.loss, tuple) else (self.loss,)
         assert len(losses) == 1 or self.gradients is not None, "several losses need `gradients` to combine them"
-        return (Update(losses, self.trainable, self.gradients, self.project),)
+        return (Update(losses, self.trainable, self.gradients, self.project, l1=self.l1),)
 
 
 @dataclass(frozen=True)

@@ -216,7 +216,8 @@ def kind_of(job: Job, ctx: Context) -> tuple[Any, ...]:
     stage, party = job.stage, job.party
     assert stage is not None and party is not None and party.info is not None
     updates = tuple(
-        (u.losses, tuple(sorted(u.trainable.items())), u.gradients, u.project, u.training) for u in stage.all_updates()
+        (u.losses, tuple(sorted(u.trainable.items())), u.gradients, u.project, u.training, u.l1)
+        for u in stage.all_updates()
     )
     data = stage.data if stage.data is not None else party.train
     leaves, spec = tree_flatten(dict(stage.aux)) if stage.aux else ([], None)

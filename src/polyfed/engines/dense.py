@@ -181,6 +181,8 @@ class DenseProgram(CutProgram):
         """
         optimizer, training = self.optimizers[0], self.optimizers[0].training
         direct = of_params[name] if of_params is not None else None
+        if l1 := self.updates[0].l1:
+            direct = parameter.sign().mul_(l1) if direct is None else direct.add(parameter.sign(), alpha=l1)
         key = ("main", name)
         if isinstance(optimizer, Sgd) and not optimizer.velocity:
             decay = 1 - rate * training.weight_decay

@@ -89,7 +89,7 @@ class KnownStages:
         place = (ctx.seed, ctx.round, ctx.rounds, ctx.phase, party.id, name, str(ctx.device), torch.get_default_dtype())
         kind = tuple((model, type(module).__qualname__) for model, module in party.models.items())
         samples = (data.x.data_ptr(), tuple(data.x.shape), data.y.data_ptr(), data.scaling, ctx.task)
-        updates = tuple((len(u.losses), sorted(u.trainable.items()), u.training) for u in stage.all_updates())
+        updates = tuple((len(u.losses), sorted(u.trainable.items()), u.training, u.l1) for u in stage.all_updates())
         leaves, spec = tree_flatten((dict(stage.aux), stage.columns))
         named = (stage.key, updates, tuple(stage.draws.items()), str(spec))
         digest.update(repr((named, settings, place, kind, samples)).encode())

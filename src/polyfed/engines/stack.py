@@ -202,6 +202,8 @@ class Program:
             grads = vmap(update.gradients, in_dims=dims)(tuple(found), batch.aux)
         else:
             grads = found[0]
+        if update.l1:
+            grads = {k: {n: g.add(moved[k][n].sign(), alpha=update.l1) for n, g in grads[k].items()} for k in grads}
         if training.clip is not None:
             grads = clip(grads, training.clip)
         # A parameter that a loss does not depend on has no gradient: it differs from one of zero by the weight decay.

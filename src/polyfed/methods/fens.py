@@ -135,7 +135,7 @@ class FENS(OneShot):
         """Train alone; ask all networks about the held-out samples; later take one step of the combiner."""
         own, apart = self.split(client, ctx)
         if step.name == UPLOAD.name:
-            yield Stage(self.loss, data=own)
+            yield self.alone(own)
             return self.upload(client, ctx)
         if step.name == MODELS.name:
             client.memory["logits"] = logits_of_everybody(client, apart, ctx)

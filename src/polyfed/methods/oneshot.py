@@ -29,10 +29,10 @@ from polyfed.core.party import Context, Party, cloned, shared_state
 from polyfed.core.privacy import Releases
 from polyfed.core.releases import class_counts
 from polyfed.core.rng import SERVER
-from polyfed.core.stage import Aux, Batch, Stage
+from polyfed.core.samples import Samples
+from polyfed.core.stage import Stage
 from polyfed.core.traffic import Traffic
 from polyfed.core.uploads import Asked
-from polyfed.ops.distance import l1_norm
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,9 @@ class TrainedOnce(Method):
         """One round, whatever the run asks for."""
         return Plan(rounds=1)
 
-    def loss(self, nets: Mapping[str, Any], batch: Batch, aux: Aux) -> Tensor:
-        """Return CE + l1·||w||_1."""
-        loss = super().loss(nets, batch, aux)
-        return loss + self.l1 * l1_norm(nets["main"].parameters()) if self.l1 else loss
-
-    def alone(self) -> Stage:
-        """Return the training: methods that leave the loss as it is share it in a comparison."""
-        return Stage(self.loss, key=("CE + L1", self.l1) if type(self).loss is TrainedOnce.loss else None)
+    def alone(self, data: Samples | None = None) -> Stage:
+        """Return the training on CE + l1·||w||_1; a comparison does it once for all one-shot methods."""
+        return Stage(self.loss, data=data, l1=self.l1)
 
 
 @dataclass(frozen=True)

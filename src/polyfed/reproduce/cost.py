@@ -24,7 +24,7 @@ from torch import nn
 from polyfed.config import Config
 from polyfed.core.checkpoint import read_json, write_json
 from polyfed.core.errors import PolyfedError
-from polyfed.reproduce.entries import Entry
+from polyfed.reproduce.entries import Case, Entry
 from polyfed.reproduce.results import FOLDER, Result, missing, read_result, runs_in_all
 
 FILE = FOLDER / "costs.json"
@@ -177,18 +177,27 @@ def minutes_of(entry: Entry, scale: str, root: Path, seconds: Callable[[Config],
     result = read_result(root, entry, scale)
     whole = 0.0
     for case in entry.cases(scale):
-        made = entry.experiment(scale, case)
-        runs = result.cases[case.name].runs if result is not None and case.name in result.cases else {}
-        begun: set[str] = set()
-        for label in made.compare:
-            config = made.config(label)
-            known = [values["seconds"] for values in runs.get(label, {}).values() if "seconds" in values]
-            each = median(known) if known else seconds(config)
-            if config.method.name in ONE_SHOT:
-                each *= AGAIN if config.method.name in begun and not known else 1.0
-                begun.add(config.method.name)
-            whole += each * made.seeds
+        seeds = entry.experiment(scale, case).seeds
+        whole += seeds * sum(seconds_by_label(entry, scale, case, result, seconds).values())
     return round(whole / 60, 1)
+
+
+def seconds_by_label(
+    entry: Entry, scale: str, case: Case, result: Result | None, seconds: Callable[[Config], float]
+) -> dict[str, float]:
+    """Return how long a run of each label of a case takes: as those with other seeds did, or as guessed."""
+    made = entry.experiment(scale, case)
+    runs = result.cases[case.name].runs if result is not None and case.name in result.cases else {}
+    begun: set[str] = set()
+    found = {}
+    for label in made.compare:
+        config = made.config(label)
+        known = [values["seconds"] for values in runs.get(label, {}).values() if "seconds" in values]
+        found[label] = median(known) if known else seconds(config)
+        if config.method.name in ONE_SHOT:
+            found[label] *= AGAIN if config.method.name in begun and not known else 1.0
+            begun.add(config.method.name)
+    return found
 
 
 def write_costs(root: Path, entries: list[Entry], speed: Speed) -> None:

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from polyfed.compare import compare, folder_of
 from polyfed.config import Config
 from polyfed.core.errors import InputError, PolyfedError, TrainingError
 from polyfed.core.versions import versions
+from polyfed.reproduce.cost import seconds_by_label
 from polyfed.reproduce.entries import Case, Entry
 from polyfed.reproduce.figures import analyzed, curves_of, draw, draw_axis, draw_curves
 from polyfed.reproduce.quantities import curve_of, held_accuracy, values_of
@@ -79,10 +79,13 @@ class Plan:
             seeds.append(seeds[-1] + 1)
         return case, seeds, lacking[seeds[0]]
 
-    def guess(self, case: Case, label: str, config: Config) -> float:
-        """Return the seconds of a run: as its other seeds took, or as calculated."""
-        known = [v["seconds"] for v in self.result.case(case.name).runs.get(label, {}).values() if "seconds" in v]
-        return fmean(known) if known else self.seconds(config)
+    def guesses(self) -> dict[tuple[str, str], float]:
+        """Return the seconds of a run of each label of each case: as its other seeds took, or as calculated."""
+        return {
+            (case.name, label): found
+            for case in self.entry.cases(self.scale)
+            for label, found in seconds_by_label(self.entry, self.scale, case, self.result, self.seconds).items()
+        }
 
 
 def reproduce(
@@ -154,10 +157,11 @@ def _run(
 
     def started(config: Config, place: Place) -> Sequence[Observer]:
         taken()
-        clock.check(plan.guess(case, config.label, config))
-        todo = plan.todo()
-        after = sum(plan.guess(c, label, config) for c, _, label in todo[1:])
-        place = replace(place, number=total - len(todo) + 1, total=total, ahead=Guessed(after))
+        guesses, todo = plan.guesses(), plan.todo()
+        clock.check(guesses[case.name, config.label])
+        after = sum(guesses[one.name, label] for one, _, label in todo) - guesses[case.name, config.label]
+        at_once = place.ahead.at_once if place.ahead is not None else 1
+        place = replace(place, number=total - len(todo) + 1, total=total, ahead=Guessed(after, at_once))
         seen = watch(config, case.name, place) if watch else ()
         return [*seen, lambda _line: clock.check()]
 

@@ -112,13 +112,13 @@ class Ahead:
 class Guessed(Ahead):
     """How long several runs will take, where somebody has guessed how long those to come will."""
 
-    def __init__(self, rest: float) -> None:
+    def __init__(self, rest: float, at_once: int = 1) -> None:
         super().__init__(())
-        self.seconds_to_come = rest
+        self.seconds_to_come, self.at_once = rest, at_once
 
     def left(self, number: int, spent: float, left: float) -> float:
         """Return the seconds until all have ended: what is left of this one, and those to come."""
-        return left + self.seconds_to_come
+        return max(left, (left + self.seconds_to_come) / self.at_once)
 
 
 class PlainProgress:
