@@ -206,7 +206,7 @@ def test_progress_is_one_line_a_round_on_the_error_stream(capsys):
     shown = capsys.readouterr()
     assert shown.out == ""
     rounds = [row.split("accuracy")[0].split() for row in shown.err.splitlines()]
-    ways = ["local", "mlp:1x4", "as", "whole", "clients", "on", "threads"]
+    ways = ["local", "mlp:1x4", "as", "stacks", "in", "plain", "training"]
     assert rounds == [ways, ["local", "round", "1/2"], ["local", "round", "2/2"]]
 
 
@@ -297,3 +297,6 @@ def test_the_place_of_a_run_is_shown():
 def test_where_the_runs_to_come_were_guessed_their_time_is_added():
     place = Place(2, 9, Guessed(60.0))
     assert place.words(spent=5.0, left=30.0) == f"{duration(90.0)} left for all" and not place.words(5.0, None)
+    two = Place(2, 9, Guessed(60.0, at_once=2))
+    assert two.words(spent=5.0, left=30.0) == f"{duration(45.0)} left for all"
+    assert two.words(spent=5.0, left=80.0) == f"{duration(80.0)} left for all"  # no end before its own

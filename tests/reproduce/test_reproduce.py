@@ -17,7 +17,7 @@ from polyfed.reproduce.pages import FOLDER, pages, shown_scale, told, verdicts
 from polyfed.reproduce.quantities import held_accuracy, values_from
 from polyfed.reproduce.queue import queue
 from polyfed.reproduce.results import Measured, Result, file_of, forget, judged, numbers, read_result, write_result
-from polyfed.reproduce.running import Clock, reproduce
+from polyfed.reproduce.running import Clock, Plan, reproduce
 from polyfed.reproduce.standing import standing
 from polyfed.reproduce.verdict import VERDICTS
 
@@ -154,11 +154,12 @@ def test_what_to_believe_follows_from_the_verdicts(place, sign, place_of_it):
     }
     told = "\n".join(standing("AMS", [(entry, "mini", result)], 3))
     assert "**AMS** (1 of 3 entries measured, 0 of their claims not resolved)" in told
-    lines = {line.partition(":")[0]: line for line in told.splitlines() if line.startswith("- ")}
-    (mine,) = [line for start, line in lines.items() if place_of_it in start]
-    (other,) = [line for start, line in lines.items() if place_of_it not in start]
-    assert f"ams - ensemble {sign * 4.2:+.2f} (table9 mini, two)" in mine
-    assert "nothing yet" in other
+    stands, falls = told.index("- stands"), told.index("- does not")
+    parts = {"stands": told[stands:falls], "does not": told[falls:]}
+    claim = f"    - [table9](ams.md#table9) mini: ams - ensemble {sign * 4.2:+.2f} (two)"
+    assert claim in parts.pop(place_of_it)
+    (other,) = parts.values()
+    assert "nothing yet" in other and "table9" not in other
     assert "wild" not in told
 
 
@@ -311,6 +312,15 @@ def test_costs_are_counted_from_the_networks(place):
     known = {"ensemble": {"0": {"seconds": 20.0}, "1": {"seconds": 40.0}}}
     write_result(place, entry, Result(entry.path, "mini", cases={"two": Measured(runs=known)}))
     assert minutes_of(entry, "mini", place, lambda _config: 0.0) == 2.5  # five of half a minute, as its runs took
+
+
+def test_what_is_left_is_guessed_by_the_settings_of_each_run(place):
+    cases = {"few": {"settings": {"clients": 2}}, "many": {"settings": {"clients": 7}}}
+    values = {"data": "digits", "models": ["mlp:1x8"], "rounds": 1, "seeds": 5, "compare": ["local", "fedavg"]}
+    entry = Entry("ams", "table8", values, {"title": "t", "mini": {}, "cases": cases})
+    result = Result(entry.path, "mini", cases={"few": Measured(runs={"local": {"0": {"seconds": 30.0}}})})
+    found = Plan(entry, "mini", result, lambda config: float(config.data.clients)).guesses()
+    assert found == {("few", "local"): 30, ("few", "fedavg"): 2, ("many", "local"): 7, ("many", "fedavg"): 7}
 
 
 def test_perceptrons_are_stacked_and_trained_once():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from polyfed.reproduce.entries import Entry
 from polyfed.reproduce.results import Result, judged, numbers
@@ -18,30 +19,54 @@ def standing(paper: str, measured: Sequence[tuple[Entry, str, Result]], entries:
     falls: list[str] = []
     open_claims = 0
     for entry, scale, result in measured:
-        if entry.kind == "count":
-            found = [number.judged.verdict for number in numbers(entry, result)]
-            of = f"of the {len(found)} numbers of {entry.name}"
-            told = (("reproduced", stands, "to the digit"), ("holds", stands, "off by at most half"))
-            for verdict, said, how in (*told, ("refuted", falls, "off by more")):
-                if count := found.count(verdict):  # type: ignore[arg-type]
-                    said.append(f"{count} {of} {how}")
-            open_claims += found.count("not resolved")
-            continue
-        claims = [row for row in judged(entry, scale, result) if not row.fix and row.judged.seeds]
-        for row in claims:
-            mean = f"{row.judged.mean:+.{decimals(row.judged.half)}f}"
-            what = "" if entry.quantity in ACCURACIES else f", {entry.quantity},"
-            words = f"{row.claim.words(entry.quantity)}{what} {mean} ({entry.name} {scale}, {row.case.title})"
-            if row.judged.verdict in STANDS:
-                stands.append(f"{words}: {row.judged.verdict}")
-            elif row.judged.verdict == "refuted":
-                falls.append(words)
-            else:
-                open_claims += 1
+        of_it = _numbers(entry, result) if entry.kind == "count" else _claims(entry, scale, result)
+        name = f"[{entry.name}]({entry.paper}.md#{entry.name}) {scale}"
+        for told, these in ((stands, of_it.stands), (falls, of_it.falls)):
+            if these:
+                told.append(f"    - {name}: {'; '.join(these)}")
+        open_claims += of_it.open
     return [
         f"**{paper}** ({len(measured)} of {entries} entries measured, {open_claims} of their claims not resolved)",
         "",
-        f"- stands: {'; '.join(stands) or 'nothing yet'}",
-        f"- does not, at the size at which it was measured: {'; '.join(falls) or 'nothing yet'}",
+        *(["- stands:", *stands] if stands else ["- stands: nothing yet"]),
+        *(["- does not, at the size at which it was measured:", *falls] if falls else ["- does not: nothing yet"]),
         "",
     ]
+
+
+@dataclass
+class Standing:
+    """What stands and what does not of an entry, in words, and how many claims are open."""
+
+    stands: list[str] = field(default_factory=list)
+    falls: list[str] = field(default_factory=list)
+    open: int = 0
+
+
+def _numbers(entry: Entry, result: Result) -> Standing:
+    """Of numbers that are computed."""
+    found = [number.judged.verdict for number in numbers(entry, result)]
+    told = Standing(open=found.count("not resolved"))
+    ways = (("reproduced", told.stands, "to the digit"), ("holds", told.stands, "off by at most half"))
+    for verdict, said, how in (*ways, ("refuted", told.falls, "off by more")):
+        if count := found.count(verdict):  # type: ignore[arg-type]
+            said.append(f"{count} of {len(found)} numbers {how}")
+    return told
+
+
+def _claims(entry: Entry, scale: str, result: Result) -> Standing:
+    """Of claims that are measured; those that a fix of ours makes are not the paper's."""
+    told = Standing()
+    for row in judged(entry, scale, result):
+        if row.fix or not row.judged.seeds:
+            continue
+        mean = f"{row.judged.mean:+.{decimals(row.judged.half)}f}"
+        what = "" if entry.quantity in ACCURACIES else f", {entry.quantity},"
+        words = f"{row.claim.words(entry.quantity)}{what} {mean} ({row.case.title})"
+        if row.judged.verdict in STANDS:
+            told.stands.append(f"{words} {row.judged.verdict}")
+        elif row.judged.verdict == "refuted":
+            told.falls.append(words)
+        else:
+            told.open += 1
+    return told
