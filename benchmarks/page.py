@@ -163,7 +163,8 @@ def rule() -> str:
     lines = stored("rule")["grid"]
     off = [line for line in lines if wrong(line)]
     rows = [
-        [f"{line['images']}, {line['network']}, batch {line['batch']}, {line['method']}, {line['optimizer']}",
+        [f"{line['clients']} x {line['images']}, {line['network']}, batch {line['batch']}, "
+         f"{line['method']}, {line['optimizer']}",
          "stack" if line["stacked"] else "whole", f"{max(line['gain'], 1 / line['gain']):.2f}"]
         for line in off
     ]  # fmt: skip

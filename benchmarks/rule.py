@@ -144,6 +144,13 @@ def main() -> None:
         for batch, optimizer in ((10, "sgd"), (32, "adam"))
         for clients in (1, 2, 3, 5)
     ]
+    grid += [  # the same with other losses
+        ("8x8 grey", network, 16, method, optimizer, clients)
+        for network in ("mlp:3x100", "cnn:8-16")
+        for method in ("fedprox", "scaffold", "fednova")
+        for optimizer in ("sgd", "adam")
+        for clients in (2, 4, 6, 8)
+    ]
     lines = []
     for setting in grid:
         line = measure(*setting)

@@ -366,7 +366,7 @@ def test_a_run_from_python_and_from_the_command_line_are_one_configuration(tmp_p
     result = pf.run("local", clients, ["mlp:1x8"], rounds=2)
     written = json.loads((tmp_path / "a" / "config.json").read_text())
     del written["format"], written["checksum"]
-    assert written.pop("groups") == {"mlp:1x8": "whole"}  # what the engine chose, not what was asked for
+    assert written.pop("groups") == {"mlp:1x8": "plain"}  # what the engine chose, not what was asked for
     assert written == result.config
 
 

@@ -22,7 +22,7 @@ from polyfed.core.checkpoint import read_json
 from polyfed.core.errors import InputError, TrainingError
 from polyfed.experiment import experiment
 from polyfed.jobs import Together, free_memory, is_portable, room
-from polyfed.processes import CutOff, Failed, Helper, Job
+from polyfed.processes import CutOff, Failed, Helper, Here, Job
 from polyfed.testing.watch import timeless
 
 ROOT = Path(__file__).parents[1]
@@ -203,6 +203,19 @@ def test_helpers_come_once_the_work_ahead_is_worth_it(monkeypatch: pytest.Monkey
     monkeypatch.setattr(jobs_module, "room", lambda need: 1)
     compare(made, ["local"])
     assert begun == [2, 1]
+
+
+def test_helpers_come_while_the_first_run_is_in_a_long_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, run = threading.Event(), Here.run
+
+    def patient(self: Here, *given: Any) -> Any:
+        assert begun.wait(60), "nobody came to help"
+        return run(self, *given)
+
+    monkeypatch.setattr(Here, "run", patient)
+    monkeypatch.setattr(Together, "_start", lambda self, number: begun.set())
+    monkeypatch.setattr(jobs_module, "WORTHWHILE", 0.01)
+    compare(experiment(**{**SMALL, "rounds": 1}, seeds=2), ["local"])
 
 
 def _done() -> threading.Thread:

@@ -73,6 +73,10 @@ class Together:
         """Run all of them; return their results, or what went wrong (a TrainingError or CutOff), in their order."""
         if self.jobs is not None:
             self._start(min(self.jobs, self.number) - 1)
+        # A long round tells nothing before its end: by then, another run of its length is worth a process.
+        alarm = threading.Timer(WORTHWHILE, self._consider, (0.0,))
+        alarm.daemon = True
+        alarm.start()
         try:
             while self.left and self.error is None:  # a helper may leave one behind
                 self._pull(self.here, here=True)
@@ -84,6 +88,7 @@ class Together:
                 helper.process.kill()
             raise
         finally:
+            alarm.cancel()
             for helper in self.helpers:
                 helper.close()
             for thread in self.threads:
@@ -169,10 +174,11 @@ class Together:
     def _consider(self, share: float) -> None:
         """Start helpers once the work ahead is worth it; `share`: how much of the run at hand is done."""
         with self.lock:
-            if self.jobs is not None or self.threads or not self.left:
+            if self.jobs is not None or self.threads or not self.left or len(self.left) == self.number:
                 return
             done = len(self.found) + share
-            ahead = (time.monotonic() - self.started) * (self.number - done) / max(done, 1e-9)
+            passed = time.monotonic() - self.started
+            ahead = passed * (self.number - done) / done if done else passed * (self.number - 1)
             if ahead < WORTHWHILE or any(not is_portable(job.config) for _, job in self.left):
                 return
             more = min(self.cores - 1, len(self.left), room(peak_memory()))
