@@ -16,6 +16,7 @@ from polyfed.core.party import Context, Party, PartyData
 from polyfed.core.samples import Samples
 from polyfed.core.settings import Training
 from polyfed.core.stage import Batch, Stage
+from polyfed.methods.fedgen import FedGen
 from polyfed.methods.fedvtc import FedVTC
 from polyfed.methods.local import Local
 from polyfed.methods.pfedafm import PFedAFM
@@ -27,11 +28,24 @@ SHAPE, CLASSES, LATENTS = (3, 32, 32), 10, 4096
 META = torch.device("meta")
 METHODS: dict[str, Method] = {
     "fedproto": Local(),  # FedTGP and CCVR too: prototypes and statistics keep next to nothing
+    "fedgen": FedGen(share="head"),  # with its generator, which makes features and stands still
     "pfedafm": PFedAFM(proxy=PROXY),
     "fedvtc": FedVTC(),
     "fedvtc-no-dm": FedVTC(lambda_dm=0.0),
     "fedvtc-joint": FedVTC(joint_training=True),
 }
+
+
+def stage_of(method: Method, client: Party, ctx: Context) -> Stage:
+    """Return a client's training in a round in which it has been sent everything that its losses use."""
+    if isinstance(method, FedVTC):
+        prototypes = torch.zeros(CLASSES, LATENTS)
+        client.inbox.data = {"sigma": torch.ones(LATENTS), "prototypes": prototypes, "classes": torch.arange(CLASSES)}
+        return next(method.stages(client, ctx))
+    if isinstance(method, FedGen):
+        client.inbox.params["generator"] = {}  # it came; what is in it changes no size
+        client.inbox.data = {"labels": torch.arange(CLASSES)}
+    return next(method.local(client, Step("main"), ctx))
 
 
 def sizes_of(network: str, batch_size: int) -> dict[str, int]:
@@ -45,16 +59,8 @@ def sizes_of(network: str, batch_size: int) -> dict[str, int]:
         client = Party(0, None, PartyData(Samples(x, y)))
         client.models["main"] = blueprint.build()
         method.setup_client(client, ctx)
-        if isinstance(method, FedVTC):
-            prototypes = torch.zeros(CLASSES, LATENTS)
-            given = {"sigma": torch.ones(LATENTS), "prototypes": prototypes, "classes": torch.arange(CLASSES)}
-            client.inbox.data = given
-            stage = next(method.stages(client, ctx))
-            draws = {key: torch.zeros(batch_size, LATENTS, device=META) for key in method.draws(client)}
-        elif isinstance(method, PFedAFM):
-            stage, draws = next(method.local(client, Step("main"), ctx)), {}
-        else:
-            stage, draws = Stage(method.loss), {}
+        stage = stage_of(method, client, ctx)
+        draws = {key: draw.sample(batch_size, torch.Generator()).to(META) for key, draw in stage.draws.items()}
         models = {key: model.to(META) for key, model in client.models.items()}
         batch = Batch(x.to(META), y.to(META), draws)
         aux = {key: value.to(META) if isinstance(value, torch.Tensor) else value for key, value in stage.aux.items()}
