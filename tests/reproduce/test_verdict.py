@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyfed.reproduce.verdict import Compared, chance, decimals, judge, judge_number, summary
+from polyfed.reproduce.verdict import Compared, chance, decimals, judge, judge_each, judge_number, summary
 
 # Mean 2, standard deviation 1.5811, standard error 0.7071: t(4) = 2.7764 gives 2 ± 1.9632.
 FIVE = (0.0, 1.0, 2.0, 3.0, 4.0)
@@ -111,6 +111,26 @@ def test_numbers_that_are_computed():
     assert judge_number(12.2851, 12.28, 0.005) == "holds"
     assert judge_number(6.14, 12.28, 0.005) == "holds"
     assert judge_number(6.1, 12.28, 0.005) == judge_number(-12.28, 12.28, 0.005) == "refuted"
+
+
+@pytest.mark.parametrize(
+    ("differences", "sign", "expected"),
+    [
+        ((83.0, 900.0), 1, "holds"),  # two are enough, and how far apart they are does not matter
+        ((83.0, 900.0), -1, "refuted"),
+        ((-0.4, -0.4), -1, "holds"),
+        ((83.0, -0.4), 1, "not resolved"),
+        ((83.0, 0.0), 1, "not resolved"),  # zero has no side
+        ((83.0, 900.0), 0, "refuted"),  # the paper says that there is no difference
+        ((0.0, 0.0), 0, "not resolved"),
+        ((), 1, "not resolved"),
+    ],
+)
+def test_computed_differences_are_judged_by_sign_in_all_of_them(differences, sign, expected):
+    found = judge_each(Compared(differences, None, sign))
+    assert (found.verdict, found.seeds) == (expected, len(differences))
+    assert found.half is None and found.level is None  # nothing is drawn: there is no interval
+    assert found.ends == ((min(differences), max(differences)) if differences else None)
 
 
 def test_the_summary_counts():

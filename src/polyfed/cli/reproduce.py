@@ -118,7 +118,7 @@ def _list(entries: Sequence, root: Path) -> None:  # type: ignore[type-arg]
             result = read_result(root, entry, scale)
             words = [left(entry, scale, result, minutes)]
             if result is not None:
-                seeds = f"seeds {seeds_of(result)}" if entry.kind != "count" else ""
+                seeds = f"seeds {seeds_of(result)}" if not entry.computed else ""
                 words = [summary(verdicts(entry, scale, result)), seeds, *words]
             say(Console(), f"    {scale:<6}  {'; '.join(word for word in words if word)}")
     say(Console(), "Run one with polyfed reproduce PAPER/ENTRY --scale SCALE [--budget 60m].")

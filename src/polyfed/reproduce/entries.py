@@ -119,6 +119,16 @@ class Entry:
         return str(self.told.get("quantity", "local"))
 
     @property
+    def over(self) -> str:
+        """What stands where seeds stand when numbers are computed (`networks`); empty: seeds."""
+        return str(self.told.get("over", ""))
+
+    @property
+    def computed(self) -> bool:
+        """Whether nothing in it is random, so that its verdicts need neither seeds nor an interval."""
+        return self.kind == "count" or bool(self.over)
+
+    @property
     def fixes(self) -> Mapping[str, str]:
         """Labels with a change of ours, and its name: they are never rows of the paper."""
         return dict(self.told.get("fixes", {}))

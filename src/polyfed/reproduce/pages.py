@@ -10,7 +10,7 @@ from polyfed.reproduce.cost import left, read_costs
 from polyfed.reproduce.entries import PAPERS, Case, Entry, read_entries
 from polyfed.reproduce.results import Measured, Number, Result, Row, is_stale, judged, numbers, read_result
 from polyfed.reproduce.standing import standing
-from polyfed.reproduce.verdict import SEEDS, VERDICTS, Verdict, decimals, summary
+from polyfed.reproduce.verdict import SEEDS, VERDICTS, Verdict, between, decimals, summary
 
 FOLDER = Path("docs") / "reproductions"
 TITLES = {
@@ -63,8 +63,8 @@ def shown_scale(entry: Entry, root: Path) -> tuple[str, Result] | None:
 
 
 def _tested(entry: Entry, scale: str, result: Result) -> float:
-    """Return the share of a scale's claims that have enough seeds for a verdict."""
-    rows = judged(entry, scale, result) if entry.kind != "count" else []
+    """Return the share of a scale's claims that have enough seeds for a verdict; computed numbers need none."""
+    rows = judged(entry, scale, result) if not entry.computed else []
     return sum(row.judged.seeds >= SEEDS for row in rows) / len(rows) if rows else 1.0
 
 
@@ -100,8 +100,8 @@ def _index(root: Path, entries: Sequence[Entry]) -> str:
             words = f"not counted, with earlier settings: {words}"
         else:
             measured.append((entry, scale, result))
-            (counted if entry.kind == "count" else claims).extend(found)
-        seeds = "none needed" if entry.kind == "count" else seeds_of(result)
+            (counted if entry.computed else claims).extend(found)
+        seeds = "none needed" if entry.computed else seeds_of(result)
         took = _minutes(result.seconds / 60)
         lines.append(f"| {link} | {about} | {words} | {scale} | {seeds} | {took} | {rest} |")
     both = [", ".join(f"{some.count(verdict)} {verdict}" for verdict in VERDICTS) for some in (claims, counted)]
@@ -118,15 +118,17 @@ def _index(root: Path, entries: Sequence[Entry]) -> str:
             "nothing here is typed by hand. [How to read and extend them](../how-to/reproduce.md).",
             "",
             f"{len(measured)} of {len(entries)} entries have a result. Verdicts on measured claims: {both[0]}. On "
-            f"numbers that are computed, without training: {both[1]}.",
+            f"numbers that are computed, without training, and on claims about such: {both[1]}.",
             "",
             f"A verdict is computed from differences paired by seed, at least {SEEDS} seeds, a t interval with Holm's "
             "correction over the claims of the entry: *reproduced* (it contains the paper's gain and leaves out 0), "
             "*holds* (it leaves out 0 on the paper's side), *refuted* (it leaves out 0 on the other side, or it "
             "contains 0 and stays away from the paper's gain by more than half of it), *not resolved* otherwise. With "
             "other data or sizes than the paper's only directions are compared, and *holds* is the best there is; a "
-            "claim that two rows are equal can only be refuted. Minutes are those of all runs one after the other; "
-            "times of what is not run yet are estimates for one thread.",
+            "claim that two rows are equal can only be refuted. Differences of computed numbers have no interval: a "
+            "claim about them holds when all are on the paper's side (with every network, say), is refuted when all "
+            "are on the other, and is not resolved when they disagree. Minutes are those of all runs one after the "
+            "other; times of what is not run yet are estimates for one thread.",
             "",
             "| entry | what | verdicts | scale | seeds | minutes | not run yet |",
             "| --- | --- | --- | --- | --- | --- | --- |",
@@ -216,14 +218,17 @@ def reconstructions(entry: Entry, scale: str, case: Case) -> set[str]:
 
 
 def _table(entry: Entry, scale: str, case: Case, measured: Measured) -> list[str]:
-    """Return ours beside the paper's: a row for each label, mean and standard deviation over seeds."""
+    """Return ours beside the paper's: a row for each label, mean and standard deviation over seeds.
+
+    Where numbers are computed over something else, the smallest and the largest: nothing varies by chance there.
+    """
     if not measured.runs:
         return [f"*{case.title}*: not measured.", ""]
     shown, reconstructed = _quantities(entry, scale, case, measured), reconstructions(entry, scale, case)
     lines = [f"*{case.title}*", ""]
     heads = [f"{q} | paper" if case.numbers.get(q) else q for q in shown]
     count = sum(head.count("|") + 1 for head in heads)
-    lines += ["| | seeds | " + " | ".join(heads) + " |", "| --- " * (count + 2) + "|"]
+    lines += [f"| | {entry.over or 'seeds'} | " + " | ".join(heads) + " |", "| --- " * (count + 2) + "|"]
     labels = list(dict.fromkeys([*(label for q in shown for label in case.numbers.get(q, {})), *measured.runs]))
     fixes = entry.fixes
     for label in labels:
@@ -231,7 +236,7 @@ def _table(entry: Entry, scale: str, case: Case, measured: Measured) -> list[str
         cells = []
         for quantity in shown:
             values = [found[quantity] for found in seeds.values() if quantity in found]
-            cells.append(_spread(values))
+            cells.append(_ends(values) if entry.over else _spread(values))
             if case.numbers.get(quantity):
                 paper = case.numbers[quantity].get(label)
                 cells.append("" if paper is None or label in fixes else f"{paper:g}")
@@ -252,7 +257,9 @@ def _quantities(entry: Entry, scale: str, case: Case, measured: Measured) -> lis
 
 def _claims(entry: Entry, scale: str, rows: Sequence[Row]) -> list[str]:
     tested = sum(row.judged.seeds >= SEEDS for row in rows)
-    lines = [f"Claims: {len(rows)}, of which {tested} are tested together (Holm).", ""]
+    how = f"of which {tested} are tested together (Holm)"
+    how = f"each judged by its sign with all {entry.over}: computed, so without an interval" if entry.over else how
+    lines = [f"Claims: {len(rows)}, {how}.", ""]
     lines += ["| case | claim | paper | ours | verdict |", "| --- | --- | --- | --- | --- |"]
     for row in rows:
         told = f"{row.gain:+.2f}" if row.gain is not None else {1: "above 0", -1: "below 0"}.get(row.claim.sign, "")
@@ -260,6 +267,8 @@ def _claims(entry: Entry, scale: str, rows: Sequence[Row]) -> list[str]:
         found = row.judged
         if found.mean is None:
             ours = "not measured"
+        elif found.ends is not None:
+            ours = between(found.ends)
         elif found.half is None:
             ours = f"{found.mean:+.2f} (seeds: {found.seeds})"
         else:
@@ -293,6 +302,10 @@ def _spread(values: Sequence[float]) -> str:
         if abs(mean) >= 10
         else f"{text} ± {stdev(values):.2g}"
     )
+
+
+def _ends(values: Sequence[float]) -> str:
+    return f"{min(values):.1f} to {max(values):.1f}" if values else ""
 
 
 def _minutes(minutes: float) -> str:

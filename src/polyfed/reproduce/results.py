@@ -11,7 +11,7 @@ from polyfed.core.checkpoint import read_json, write_json
 from polyfed.experiment import Experiment
 from polyfed.reproduce.entries import Case, Claim, Entry
 from polyfed.reproduce.quantities import Values
-from polyfed.reproduce.verdict import Compared, Judged, judge, judge_number
+from polyfed.reproduce.verdict import Compared, Judged, judge, judge_each, judge_number
 
 FOLDER = Path("results") / "reproductions"
 
@@ -139,13 +139,15 @@ class Row:
 def judged(entry: Entry, scale: str, result: Result | None) -> list[Row]:
     """Return every claim of an entry at a scale with its verdict; Holm's correction is over all of them.
 
-    Claims about a fix or a case of ours are tested with the paper's, and told apart.
+    Computed numbers leave nothing to chance: their claims are judged one by one, without an interval. Claims about a
+    fix or a case of ours are tested with the paper's, and told apart.
     """
     places = [(case, claim) for case in entry.cases(scale) for claim in entry.claims(case, scale)]
     tested = [_tested(entry, scale, case, claim, result) for case, claim in places]
+    verdicts = [judge_each(test) for test in tested] if entry.over else judge(tested)
     return [
         Row(case, claim, found, test.gain, _ours(entry, case, claim))
-        for (case, claim), test, found in zip(places, tested, judge(tested), strict=True)
+        for (case, claim), test, found in zip(places, tested, verdicts, strict=True)
     ]
 
 

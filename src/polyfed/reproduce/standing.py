@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from polyfed.reproduce.entries import Entry
 from polyfed.reproduce.results import Result, judged, numbers
-from polyfed.reproduce.verdict import Verdict, decimals
+from polyfed.reproduce.verdict import Verdict, between, decimals
 
 ACCURACIES = ("local", "global", "held")  # quantities that go without saying
 STANDS: tuple[Verdict, ...] = ("reproduced", "holds")
@@ -60,9 +60,10 @@ def _claims(entry: Entry, scale: str, result: Result) -> Standing:
     for row in judged(entry, scale, result):
         if row.fix or not row.judged.seeds:
             continue
-        mean = f"{row.judged.mean:+.{decimals(row.judged.half)}f}"
+        ends = row.judged.ends
+        size = f"{row.judged.mean:+.{decimals(row.judged.half)}f}" if ends is None else between(ends)
         what = "" if entry.quantity in ACCURACIES else f", {entry.quantity},"
-        words = f"{row.claim.words(entry.quantity)}{what} {mean} ({row.case.title})"
+        words = f"{row.claim.words(entry.quantity)}{what} {size} ({row.case.title})"
         if row.judged.verdict in STANDS:
             told.stands.append(f"{words} {row.judged.verdict}")
         elif row.judged.verdict == "refuted":

@@ -91,7 +91,7 @@ def partition(data: str = "cifar10", clients: int = 20, seeds: int = 10) -> Stud
 
 
 def fedvtc_memory(batch: int = 16) -> Studied:
-    """FedVTC, Fig. 3: MB of the largest step of an update, for each network; networks stand where seeds stand."""
+    """FedVTC, Fig. 3: MB of the largest step of an update, for each network; they stand where seeds stand (`over`)."""
     from polyfed.analysis.figures import lines
     from polyfed.reproduce.memory import NETWORKS, sizes_of
 

@@ -37,6 +37,7 @@ class Judged:
     mean: float | None = None  # None: nothing was measured
     half: float | None = None  # None: too few seeds for an interval
     level: float | None = None  # of that interval, after the correction
+    ends: tuple[float, float] | None = None  # smallest and largest difference, where they are computed
 
     @property
     def low(self) -> float | None:
@@ -126,6 +127,26 @@ def judge_number(ours: float, paper: float, rounding: float) -> Verdict:
     if abs(ours - paper) <= rounding * (1 + 1e-9):
         return "reproduced"
     return "holds" if ours * paper > 0 and abs(ours - paper) <= abs(paper) / 2 else "refuted"
+
+
+def between(ends: tuple[float, float]) -> str:
+    """Return in words from where to where computed differences go."""
+    return f"{ends[0]:+.2f} to {ends[1]:+.2f}"
+
+
+def judge_each(claim: Compared) -> Judged:
+    """Return the verdict on differences that are computed, one for each network say: nothing is drawn, no interval.
+
+    `holds`: all of them are on the paper's side; `refuted`: all are on the other, or on one where the paper has none;
+    `not resolved` otherwise. Sizes are not compared.
+    """
+    values = claim.differences
+    if not values:
+        return Judged("not resolved", 0)
+    ends = min(values), max(values)
+    side = (ends[0] > 0) - (ends[1] < 0)
+    verdict: Verdict = "not resolved" if not side else "holds" if side == claim.sign else "refuted"
+    return Judged(verdict, len(values), fmean(values), ends=ends)
 
 
 def summary(verdicts: Sequence[Verdict]) -> str:
