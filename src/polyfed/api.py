@@ -87,7 +87,7 @@ def run(
     resume
         Continue the run in `out` from its checkpoint.
     engine, workers
-        How clients share the machine: `auto` (perceptrons as stacks, all others as with `threads`), `threads` (whole
+        How clients share the machine: `auto` (small networks as stacks, all others as with `threads`), `threads` (whole
         clients on several threads), `sequential` (the same numbers bit for bit), or `batched` (clients of one
         architecture as one stack wherever possible). Results of `auto` and `threads` do not depend on the number
         of workers; by default there are as many as torch uses threads. `flower` runs the apps of a real federation in

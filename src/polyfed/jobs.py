@@ -174,7 +174,8 @@ class Together:
     def _consider(self, share: float) -> None:
         """Start helpers once the work ahead is worth it; `share`: how much of the run at hand is done."""
         with self.lock:
-            if self.jobs is not None or self.threads or not self.left or len(self.left) == self.number:
+            nobody = self.error is not None or len(self.left) == self.number  # at work any more, or yet
+            if nobody or self.jobs is not None or self.threads or not self.left:
                 return
             done = len(self.found) + share
             passed = time.monotonic() - self.started

@@ -25,7 +25,6 @@ from polyfed.core.passes import logits_of
 from polyfed.core.rng import seeded
 from polyfed.core.samples import Samples
 from polyfed.core.settings import Training
-from polyfed.core.stage import Stage
 from polyfed.data import Dataset, load
 from polyfed.methods.ams import AMS
 from polyfed.models import build
@@ -99,7 +98,7 @@ def confidence_experiment(
     with seeded(seed, f"init/{model}"):
         network = build(model, data.input_shape, data.num_classes)
     rows = torch.nonzero(torch.isin(data.train.labels(), torch.tensor(list(labels)))).flatten()
-    train_alone(network, Stage(AMS().loss, data=data.train.select(rows)), training, seed)
+    train_alone(network, AMS().alone(data.train.select(rows)), training, seed)
     return compare_confidence(network, data.test, labels)
 
 

@@ -85,7 +85,10 @@ def fused_adam(parts: Sequence[Moved], counts: Sequence[int], training: Training
         groups.setdefault((parameter.device, parameter.dtype), []).append(place)
     move = torch._fused_adamw_ if training.optimizer == "adamw" else torch._fused_adam_
     for (device, _), places in groups.items():
-        told = {count: torch.tensor(float(count), device=device) for count in {counts[place] for place in places}}
+        told = {
+            count: torch.tensor(float(count), dtype=torch.float32, device=device)
+            for count in {counts[place] for place in places}
+        }
         parameters, grads, means, squares = (list(some) for some in zip(*(parts[p] for p in places), strict=True))
         move(  # type: ignore[call-overload]
             parameters,

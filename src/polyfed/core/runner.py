@@ -243,8 +243,8 @@ class Stepper:
             loss = values[0]
         if self.update.l1:
             for parameter in self.parameters:
-                if parameter.grad is not None:
-                    parameter.grad.add_(parameter.detach().sign(), alpha=self.update.l1)
+                signs = parameter.detach().sign().mul_(self.update.l1)
+                parameter.grad = signs if parameter.grad is None else parameter.grad + signs  # it may be another's
         if self.training.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.training.clip)
         self.optimizer.step(rate)

@@ -196,7 +196,7 @@ class Execution:
     Attributes
     ----------
     engine
-        `auto`, perceptrons that share steps as stacks and all others on threads; `threads`, whole clients on threads;
+        `auto`, small networks as stacks, all others on threads; `threads`, whole clients on threads;
         `sequential`; `batched`, clients of one architecture as one stack wherever possible; `flower`, the apps of a
         real federation in Flower's simulation.
     workers

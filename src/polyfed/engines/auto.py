@@ -9,9 +9,11 @@ Why this rule (measurements: `python -m benchmarks.rule`, `results/bench/rule.js
   depend on who shares it: not on the number of workers, of ranks, or of clients that take part. What would run under
   `vmap` and has convolutions works one by one instead: its rounding does depend on it.
 - Clients take a step of a stack together when their batches have the same size. Where most last batches have a size of
-  their own, as with small clients of unequal sizes, a stack is many lone steps, which cost more than whole clients do:
-  clients are stacked where, by the sizes of all of them, the batch size and the participation, at least three share
-  a step on average.
+  their own, as with small clients of unequal sizes, a stack is many lone steps. How many share a step on average
+  follows from the sizes of all clients, the batch size and the participation.
+- Cross-entropy of perceptrons and convolutional networks of the zoo is differentiated by hand: perceptrons gain from it
+  even alone, convolutions from two clients on. Anything else goes through `vmap`, whose bookkeeping is worth it from
+  about six clients on; with fewer, clients are stacked in stages of such plain training only.
 
 So a client's results are the same on every run, for any number of workers, and after a resume.
 """
@@ -73,6 +75,7 @@ def way_of(module: nn.Module, input_shape: tuple[int, ...], shared: float, batch
         needed = CONVOLUTIONS
     else:
         return WHOLE
+    shared = round(shared, 6)  # a sum of powers: never by its last digits
     return STACK if shared >= OTHERS else PLAIN if shared >= needed else WHOLE
 
 
@@ -128,8 +131,9 @@ class Auto(Batched):
             return
         keys, new = {}, []
         for job in jobs:
-            assert job.stage is not None and job.party is not None
-            keys[job.client] = known.key(job.stage, job.party, ctx, job.name(step))
+            assert job.stage is not None and job.party is not None and job.party.info is not None
+            way = self.ways[job.party.info.architecture]  # stacked or not: the last digits differ
+            keys[job.client] = known.key(job.stage, job.party, ctx, f"{way} {job.name(step)}")
             found = known.recall(keys[job.client], job.party)
             if found is None:
                 new.append((job, job.seconds))

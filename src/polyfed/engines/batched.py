@@ -161,7 +161,7 @@ class Batched:
 
     def possible(self, backend: InProcess, kind: Any, group: list[Job], step: Step, ctx: Context) -> bool:
         """Tell whether stages of a kind can be stacked at all."""
-        key = kind[:4]
+        key = (*kind[:4], kind[7])  # `sum_gradients` is no plain training
         if key not in self.refused:
             with one_thread():
                 self.refused[key] = obstacle(backend, group, step, ctx, self.exact, self.only_plain(group[0]))

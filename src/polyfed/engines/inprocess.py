@@ -108,14 +108,14 @@ class InProcess:
         self.infos = self.store.infos
         self.blueprints = self.store.blueprints
         self.engine = make_engine(engine, self.blueprints, self.infos, batch_size, share, tuple(test.x.shape[1:]))
-        self.known = known  # stages of earlier runs on the same data: only whole clients on threads use them
+        self.known = known  # stages of earlier runs on the same data
         self.shared = {"test": test, "sample": sample if sample is not None else test}
         self.spent: dict[tuple[str, int], float] = {}  # seconds of a client's last work in a step
         self.measured: dict[tuple[int, str], tuple[int, Measure]] = {}
         self.initial: dict[Any, Measure] = {}  # of clients that were never active and have nothing of their own
 
     def groups(self) -> dict[str, str]:
-        """Return how clients of each architecture work where the engine chooses: as a `stack`, or `whole`."""
+        """Return how clients of each architecture work where the engine chooses: `stack`, `plain` or `whole`."""
         from polyfed.engines.auto import Auto
 
         return self.engine.groups() if isinstance(self.engine, Auto) else {}

@@ -207,7 +207,8 @@ class Program:
         if training.clip is not None:
             grads = clip(grads, training.clip)
         # A parameter that a loss does not depend on has no gradient: it differs from one of zero by the weight decay.
-        used = self.used[number] if update.gradients is None and training.weight_decay else None
+        some = update.gradients is None and not update.l1 and training.weight_decay
+        used = self.used[number] if some else None
         self.optimizers[number].step(moved, grads, selection, batch.rate, used)
         if update.project is not None:
             projected = vmap(update.project)(moved)

@@ -57,7 +57,7 @@ class Selection:
 
 def clip(grads: Tensors, limit: float) -> Tensors:
     """Scale every client's gradients down to a norm, as `clip_grad_norm_` does."""
-    flat = [grad.flatten(1) for group in grads.values() for grad in group.values()]
+    flat = [grad.reshape(len(grad), -1) for group in grads.values() for grad in group.values()]
     norm = torch.stack([grad.norm(dim=1) for grad in flat]).norm(dim=0)
     factor = (limit / (norm + 1e-6)).clamp(max=1.0)
     return {k: {n: g * _per_client(factor, g) for n, g in group.items()} for k, group in grads.items()}
@@ -169,6 +169,6 @@ class Adam(Optimizer):
 
 def side_by_side(tensors: Tensors, names: Sequence[Name]) -> Tensor:
     """Return some tensors as one, `[clients, numbers]`, with zeros behind them up to whole vectors."""
-    rows = [tensors[key][name].flatten(1) for key, name in names]
+    rows = [tensors[key][name].reshape(len(tensors[key][name]), -1) for key, name in names]  # a scalar has no axis
     width = sum(row.shape[1] for row in rows)
     return torch.cat([*rows, rows[0].new_zeros(len(rows[0]), -width % VECTOR)], 1)

@@ -24,6 +24,8 @@ from torch import nn
 from polyfed.config import Config
 from polyfed.core.checkpoint import read_json, write_json
 from polyfed.core.errors import PolyfedError
+from polyfed.core.method import Method
+from polyfed.engines.auto import OTHERS, PERCEPTRONS
 from polyfed.reproduce.entries import Case, Entry
 from polyfed.reproduce.results import FOLDER, Result, missing, read_result, runs_in_all
 
@@ -32,7 +34,6 @@ SMALL = "mlp:1x16"  # whose steps are all overhead
 ONE_SHOT = ("ams", "ensemble", "oneshot_fedavg", "pfnm")  # of equal settings: the second begins with known networks
 AGAIN = 0.1  # of the first: fusing and measuring
 USUAL = 1.3  # a method that has no factor of its own: sending, averaging and bookkeeping
-STACKED = 3  # clients that share a step, as the engine asks for
 FACTORS = {  # rough: measured against plain training where runs exist
     "ensemble": 0.1, "oneshot_fedavg": 0.1, "pfnm": 0.5,  # after ams: equal networks are trained once
     "local": 1.0, "fedavg": 1.1, "fedin": 2.2, "inco": 1.2, "moon": 2.5, "fedfd": 2.0, "feddf_hetero": 1.8,
@@ -140,7 +141,8 @@ def seconds_of(config: Config, speed: Speed) -> float:
     factor = FACTORS.get(config.method.name, USUAL)
     flat = all(name.startswith("mlp") for name in names)
     together = clients * share if flat and config.execution.engine in ("auto", "batched") else 1.0
-    steps /= together if together >= STACKED else 1.0
+    needed = PERCEPTRONS if type(config.method).loss is Method.loss else OTHERS  # as the engine asks for
+    steps /= together if together >= needed else 1.0
     rate = speed.perceptrons if flat else speed.operations
     return factor * (steps * overhead + 3 * forward * trained / rate) + forward * measured / rate
 
@@ -194,8 +196,8 @@ def seconds_by_label(
         config = made.config(label)
         known = [values["seconds"] for values in runs.get(label, {}).values() if "seconds" in values]
         found[label] = median(known) if known else seconds(config)
-        if config.method.name in ONE_SHOT:
-            found[label] *= AGAIN if config.method.name in begun and not known else 1.0
+        if config.method.name in ONE_SHOT and not known:  # networks of earlier calls are forgotten
+            found[label] *= AGAIN if config.method.name in begun else 1.0
             begun.add(config.method.name)
     return found
 
