@@ -7,7 +7,10 @@ the time of the tests was that. Tests about the order of writing put their own `
 import functools
 import gc
 import os
+import random
 import re
+import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -31,6 +34,27 @@ def pytest_collection(session):
         gc.freeze()
         gc.enable()
         gc.set_threshold(10_000)  # not 700: looking so often finds next to nothing
+
+
+def draw_from(name):
+    """Start the generators that belong to nobody at a place that depends on `name` alone."""
+    seed = zlib.crc32(name.encode())
+    random.seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(seed)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """What a test draws depends on no test before it: which ran before in its process is chance."""
+    draw_from(item.path.name)  # fixtures of a file are the same whichever of its tests asks first
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item):
+    draw_from(item.name)
 
 
 @pytest.fixture(autouse=True, scope="session")

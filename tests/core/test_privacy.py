@@ -119,7 +119,7 @@ def test_the_sum_is_that_of_a_loop_over_samples(clipping):
                 ]
                 norm, bound = torch.stack(mine).norm(), 0.5 / len(parts) ** 0.5
             shortened += bool(norm > bound)
-            expected[name] += grad * min(1.0, bound / float(norm))
+            expected[name] += grad * (bound / float(norm) if norm > bound else 1.0)  # all units of a layer may be off
     assert shortened
     for name, grad in expected.items():
         assert torch.allclose(found["main"][name], grad / 8, atol=1e-5), name  # 8: the expected size, not 13

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polyfed.core.layout import channels_last
 from polyfed.core.samples import Samples
 from polyfed.core.stage import split_batches
 
@@ -23,15 +24,16 @@ def collect_statistics(model: nn.Module, data: Samples, batch_size: int) -> int:
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     momentum = [norm.momentum for norm in norms]
     device = next((parameter.device for parameter in model.parameters()), data.x.device)
-    model.eval()
-    for norm in norms:
-        norm.train()
-        norm.reset_running_stats()
-        norm.momentum = None
     batches = split_batches(torch.arange(len(data)), batch_size, join_single=True)
-    for positions in batches:
-        x = data.inputs(positions).to(device)
-        model(x if len(x) > 1 else torch.cat([x, x]))
+    with channels_last({"main": model}, tuple(data.x.shape[1:])):
+        model.eval()
+        for norm in norms:
+            norm.train()
+            norm.reset_running_stats()
+            norm.momentum = None
+        for positions in batches:
+            x = data.inputs(positions).to(device)
+            model(x if len(x) > 1 else torch.cat([x, x]))
     for norm, value in zip(norms, momentum, strict=True):
         norm.momentum = value
     model.train()
