@@ -12,8 +12,9 @@ from user_networks import ABLE, NETWORKS
 
 from polyfed.core.layout import channels_last, convolutions, is_able, is_safe, laid_out
 from polyfed.models import build
+from polyfed.models.generators import ImageGenerator
 from polyfed.models.resnet import ConvNorm
-from polyfed.models.vtc import Decoder
+from polyfed.models.vtc import VTC
 
 
 @pytest.mark.long
@@ -60,9 +61,19 @@ def test_narrow_networks_of_the_zoo_keep_the_fast_layout(spec):
     assert is_able(build(spec, (1, 8, 8), 10), (1, 8, 8))
 
 
-def test_the_decoder_keeps_the_fast_layout():
-    decoder = Decoder(12, (1, 8, 8))
-    assert all(is_safe(layer.weight, layer.stride) for layer in convolutions(decoder))
+@pytest.mark.parametrize("network", [VTC(12, (1, 8, 8)), ImageGenerator(5, (1, 8, 8), 4)])
+def test_networks_that_are_not_fed_with_samples_have_the_fast_layout(network):
+    noise, found = torch.randn(6, *network.takes), {}
+    for shape in ((1, 8, 8), (7,)):  # whatever the samples are
+        assert is_able(type(network)(*network.takes, (1, 8, 8), 4), shape)
+    for layout in ("usual", "fast"):
+        with channels_last({"main": network} if layout == "fast" else {}, (1, 8, 8)):
+            assert all((w.stride(1) == 1) == (layout == "fast") for w in [c.weight for c in convolutions(network)][:2])
+            loss = network(noise).square().sum()
+            found[layout] = [loss, *torch.autograd.grad(loss, list(network.parameters()), allow_unused=True)]
+    for fast, usual in zip(found["fast"], found["usual"], strict=True):
+        assert (fast is None) == (usual is None)
+        assert fast is None or torch.allclose(fast, usual, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 2), (7, 6), (8, 8)])

@@ -3,7 +3,7 @@
 from polyfed.reproduce.entries import read_entries
 from polyfed.reproduce.pages import pages, told, verdicts
 from polyfed.reproduce.results import Measured, Result, judged, write_result
-from polyfed.reproduce.standing import standing
+from polyfed.reproduce.standing import known, standing
 
 ENTRY = """
 [paper]
@@ -54,9 +54,9 @@ def test_the_page_speaks_of_networks_and_of_no_interval(tmp_path):
     assert "each judged by its sign with all networks" in page
     assert "| large - small | above 0 | +5.00 to +900.00 | holds |" in page
     assert not any(word in page for word in ("±", "Holm", "seeds"))
-    assert "small - large, memory, -900.00 to -5.00 (five networks)" in "\n".join(
-        standing("FedVTC", [(entry, "paper", result)], 1)
-    )
+    write_result(tmp_path, entry, result)
+    told_of = "\n".join(standing("FedVTC", known(entry, tmp_path), 1))
+    assert "small - large, memory, -900.00 to -5.00 (five networks)" in told_of
 
 
 def test_the_index_counts_them_with_what_is_computed(tmp_path):

@@ -13,12 +13,12 @@ from polyfed.core.errors import InputError
 from polyfed.reproduce.cost import AGAIN, USUAL, Speed, guess, in_words, left, minutes_of, operations, seconds_of
 from polyfed.reproduce.entries import Entry, home, read_entries, read_entry
 from polyfed.reproduce.figures import cka, draw_axis, draw_curves, on_axis
-from polyfed.reproduce.pages import FOLDER, pages, shown_scale, told, verdicts
+from polyfed.reproduce.pages import FOLDER, pages, told, verdicts
 from polyfed.reproduce.quantities import held_accuracy, values_from
 from polyfed.reproduce.queue import queue
 from polyfed.reproduce.results import Measured, Result, file_of, forget, judged, numbers, read_result, write_result
 from polyfed.reproduce.running import Clock, Plan, reproduce
-from polyfed.reproduce.standing import standing
+from polyfed.reproduce.standing import known
 from polyfed.reproduce.verdict import VERDICTS
 
 ENTRY = """
@@ -139,28 +139,7 @@ def test_what_a_page_says(place):
     assert "digits (120 images); 3 clients; 2 rounds of 2 epochs; `mlp:1x8`." in made["ams.md"]
     assert "1 of 1 entries have a result" in made["README.md"]
     file_of(place, entry, "mini").unlink()
-    assert "| not measured |" in pages(place)["README.md"] and shown_scale(entry, place) is None
-
-
-@pytest.mark.parametrize(("sign", "place_of_it"), [(1, "stands"), (-1, "does not")])
-def test_what_to_believe_follows_from_the_verdicts(place, sign, place_of_it):
-    entry = read_entry(place / "experiments" / "papers" / "ams" / "table9.toml")
-    values = {str(seed): seed / 10 for seed in range(5)}
-    result = Result(entry.path, "mini")
-    result.case("two").runs = {
-        "ams": {seed: {"global": 75 + sign * (4 + value)} for seed, value in values.items()},
-        "ensemble": {seed: {"global": 75.0} for seed in values},
-        "wild": {seed: {"global": 1.0} for seed in values},  # a change of ours: no claim of the paper
-    }
-    told = "\n".join(standing("AMS", [(entry, "mini", result)], 3))
-    assert "**AMS** (1 of 3 entries measured, 0 of their claims not resolved)" in told
-    stands, falls = told.index("- stands"), told.index("- does not")
-    parts = {"stands": told[stands:falls], "does not": told[falls:]}
-    claim = f"    - [table9](ams.md#table9) mini: ams - ensemble {sign * 4.2:+.2f} (two)"
-    assert claim in parts.pop(place_of_it)
-    (other,) = parts.values()
-    assert "nothing yet" in other and "table9" not in other
-    assert "wild" not in told
+    assert "| not measured |" in pages(place)["README.md"] and known(entry, place) == []
 
 
 def test_a_row_of_a_reconstruction_is_marked():

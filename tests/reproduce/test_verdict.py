@@ -74,6 +74,17 @@ def test_holm_widens_and_stops():
     assert judge([weak, few])[0] == alone  # what has too few seeds is not tested
 
 
+@pytest.mark.parametrize(
+    ("shift", "expected"),
+    [(-2.0, "not resolved"), (-0.8, "not resolved"), (-4.0, "refuted"), (0.8, "refuted"), (0.0, "not resolved")],
+)
+def test_rows_that_the_paper_calls_equal_may_be_as_far_apart_as_there(shift, expected):
+    """It prints -2: two rows at -2 or nearer are equal, and at -4 or on the other side they are not."""
+    close = tuple(shift + value for value in (-0.1, -0.05, 0.0, 0.05, 0.1))
+    assert judge([Compared(close, 0.0, 0, near=-2.0)])[0].verdict == expected
+    assert judge([Compared(tuple(-v for v in close), 0.0, 0, near=2.0)])[0].verdict == expected
+
+
 def test_equal_differences_have_no_width():
     assert verdict((2.0,) * 5, 2.0).verdict == "reproduced"
     assert verdict((0.0,) * 5, 1.0).verdict == "refuted"  # exactly zero, a whole gain away

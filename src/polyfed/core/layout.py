@@ -113,11 +113,13 @@ def is_safe(weight: Tensor, stride: Sequence[int]) -> bool:
 def is_able(module: nn.Module, input_shape: tuple[int, ...]) -> bool:
     """Tell whether a network works channels last.
 
-    Some have convolutions that are not safe so; others call `view` on a map, which that order does not allow.
+    Some have convolutions that are not safe so; others call `view` on a map, which that order does not allow. A network
+    that is fed with something else than samples says with what shape, in `takes`.
     """
     found = _able.get(module)
     if found is None:
-        found = len(input_shape) == 3 and bool(convolution_weights(module)) and _try(module, input_shape)
+        shape = getattr(module, "takes", input_shape if len(input_shape) == 3 else None)
+        found = shape is not None and bool(convolution_weights(module)) and _try(module, shape)
         _able[module] = found
     return found
 

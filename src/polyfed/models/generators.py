@@ -70,6 +70,7 @@ class ImageGenerator(nn.Module):
     def __init__(self, noise_dim: int, image_shape: Sequence[int], width: int) -> None:
         super().__init__()
         channels, height, breadth = image_shape
+        self.takes = (noise_dim,)
         self.image_shape = (channels, height, breadth)
         self.start = (2 * width, math.ceil(height / 4), math.ceil(breadth / 4))
         self.first = nn.Linear(noise_dim, math.prod(self.start))

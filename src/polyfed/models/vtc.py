@@ -137,6 +137,7 @@ class VTC(nn.Module):
 
     def __init__(self, latent_dim: int, image_shape: Sequence[int], sigma: float = 0.1) -> None:
         super().__init__()
+        self.takes = (latent_dim,)
         self.decoder = Decoder(latent_dim, image_shape)
         self.log_sigma = nn.Parameter(torch.full((latent_dim,), math.log(sigma)))
 

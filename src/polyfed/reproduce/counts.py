@@ -5,16 +5,20 @@ Each function returns case -> label -> quantity -> value, in the paper's units.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import fmean
+from typing import Any
 
 from torch import nn
+
+from polyfed.core.stage import LossFunction
 
 Counted = dict[str, dict[str, dict[str, float]]]
 FLOAT = 4  # bytes
 FEDIN_ZOO = tuple(f"resnet{depth}:stem=fedin" for depth in (10, 14, 18, 22, 26))
 LEVELS = (1.0, 0.5, 0.25, 0.125, 0.0625)  # of HeteroFL and FedRolex
-PAIRS = 16 * (64 * 8 * 8 + 512)  # floats: a batch of features before and after the middle
+BATCH = 16
+PAIRS = BATCH * (64 * 8 * 8 + 512)  # floats: a batch of features before and after the middle
 
 
 def parameters(network: nn.Module) -> int:
@@ -26,7 +30,8 @@ def fedin_overheads() -> Counted:
     """FedIN, Table 4: parameters that a client sends in a round, in millions, and memory of an update, in MB.
 
     Memory: parameters, gradients, Adam's two averages and the activations of a batch of 16, mean over the five
-    networks; SCAFFOLD keeps two control variates more, MOON two networks more, FedIN a batch of pairs.
+    networks. SCAFFOLD keeps two control variates more, MOON two networks more; FedIN a batch of pairs, what the pass
+    over them saves, the gradient that it gives, and the anchor of its proximal term.
     """
     from polyfed.models import build
 
@@ -40,7 +45,11 @@ def fedin_overheads() -> Counted:
     held_sliced = fmean(_memory(net) for net in slices.values())
     params = {"fedavg": sent, "scaffold": 2 * sent, "moon": sent, "heterofl": sliced, "fedrolex": sliced}
     memory = {"fedavg": held, "scaffold": held + 2 * FLOAT * sent, "moon": held + 2 * FLOAT * sent}
-    memory |= {"heterofl": held_sliced, "fedrolex": held_sliced, "fedin": held + FLOAT * PAIRS}
+    memory |= {
+        "heterofl": held_sliced,
+        "fedrolex": held_sliced,
+        "fedin": fmean(_fedin_memory(net) for net in zoo.values()),
+    }
     params["fedin"] = sent + PAIRS
     return {
         "all": {
@@ -50,16 +59,35 @@ def fedin_overheads() -> Counted:
     }
 
 
-def _memory(network: nn.Module, batch: int = 16) -> float:
+def _memory(network: nn.Module) -> float:
     """Return the bytes of one update with Adam on CIFAR-10 images."""
+    from polyfed.methods.local import Local
+
+    return _update_memory(network, (Local().loss,), {})
+
+
+def _fedin_memory(network: nn.Module) -> float:
+    """Return the same of FedIN: both of its losses, whose gradients it holds side by side."""
+    import torch
+
+    from polyfed.methods.fedin import FedIN
+
+    method = FedIN()
+    anchor = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
+    pairs = {"s_in": torch.zeros(BATCH, 64, 8, 8), "s_out": torch.zeros(BATCH, 512)}
+    middle = parameters(network) - parameters(network.get_submodule("stem")) - parameters(network.get_submodule("head"))
+    held = _update_memory(network, (method.loss, method.feature_loss), {"anchor": anchor, **pairs})
+    return held + FLOAT * (parameters(network) + middle + PAIRS)  # anchor, second gradient, pairs
+
+
+def _update_memory(network: nn.Module, losses: tuple[LossFunction, ...], aux: Mapping[str, Any]) -> float:
     import torch
 
     from polyfed.analysis.memory import update_memory
     from polyfed.core.stage import Batch, Update
-    from polyfed.methods.local import Local
 
-    rows = Batch(torch.zeros(batch, 3, 32, 32), torch.zeros(batch, dtype=torch.int64), {})
-    found = update_memory(Update((Local().loss,), {"main": None}), {"main": network}, rows, {})
+    rows = Batch(torch.zeros(BATCH, 3, 32, 32), torch.zeros(BATCH, dtype=torch.int64), {})
+    found = update_memory(Update(losses, {"main": None}), {"main": network}, rows, aux)
     return found["total"] + 2 * found["gradients"]  # Adam's two averages
 
 

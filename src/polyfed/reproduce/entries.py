@@ -81,10 +81,12 @@ class Case:
 
     def gain(self, claim: Claim) -> float | None:
         """Return the paper's gain, where it gives both numbers."""
-        if claim.equal:
-            return 0.0
+        return 0.0 if claim.equal else None if claim.sign else self.apart(claim)
+
+    def apart(self, claim: Claim) -> float | None:
+        """Return how far apart the paper's numbers are, where it gives both."""
         one, two = self.number(claim.one), self.number(claim.two)
-        return None if one is None or two is None or claim.sign else one - two
+        return None if one is None or two is None else one - two
 
 
 @dataclass(frozen=True)
@@ -165,12 +167,17 @@ class Entry:
         return made
 
     def claims(self, case: Case, scale: str) -> list[Claim]:
-        """Return what the paper claims in a case; a scale that cannot show it may have claims of its own, or none."""
-        if (own := self.told.get(scale, {}).get("claims")) is not None:
-            return [parse_claim(text, self.quantity) for text in own]
-        if case.claims is not None:
-            return list(case.claims)
-        return [parse_claim(text, self.quantity) for text in self.told.get("claims", ())]
+        """Return what the paper claims in a case.
+
+        A scale may have claims of its own (`claims`), and leave out those that it cannot show (`without`).
+        """
+        own = self.told.get(scale, {})
+        if "claims" not in own and case.claims is not None:
+            found = list(case.claims)
+        else:
+            found = [parse_claim(text, self.quantity) for text in self.option(scale, "claims", ())]
+        left_out = [parse_claim(text, self.quantity) for text in own.get("without", ())]
+        return [claim for claim in found if claim not in left_out]
 
     def swapped(self, scale: str) -> bool:
         """Tell whether a scale has other data than the paper's, so that only directions can be compared."""

@@ -8,8 +8,8 @@ from statistics import fmean, stdev
 
 from polyfed.reproduce.cost import left, read_costs
 from polyfed.reproduce.entries import PAPERS, Case, Entry, read_entries
-from polyfed.reproduce.results import Measured, Number, Result, Row, is_stale, judged, numbers, read_result
-from polyfed.reproduce.standing import standing
+from polyfed.reproduce.results import Measured, Number, Result, Row, current, is_stale, judged, numbers, read_result
+from polyfed.reproduce.standing import Known, known, standing
 from polyfed.reproduce.verdict import SEEDS, VERDICTS, Verdict, between, decimals, summary
 
 FOLDER = Path("docs") / "reproductions"
@@ -51,21 +51,10 @@ def verdicts(entry: Entry, scale: str, result: Result | None) -> list[Verdict]:
     """Return the verdicts on the paper's claims; those on a fix of ours are not among them."""
     if result is None:
         return []
+    result = current(entry, scale, result)
     if entry.kind == "count":
         return [number.judged.verdict for number in numbers(entry, result)]
     return [row.judged.verdict for row in judged(entry, scale, result) if not row.fix and row.judged.seeds]
-
-
-def shown_scale(entry: Entry, root: Path) -> tuple[str, Result] | None:
-    """Return the largest scale at which all claims are tested; before that, the largest that tests most of them."""
-    found = [(scale, result) for scale in entry.scales if (result := read_result(root, entry, scale)) is not None]
-    return max(found, key=lambda one: (_tested(entry, *one), entry.scales.index(one[0])), default=None)
-
-
-def _tested(entry: Entry, scale: str, result: Result) -> float:
-    """Return the share of a scale's claims that have enough seeds for a verdict; computed numbers need none."""
-    rows = judged(entry, scale, result) if not entry.computed else []
-    return sum(row.judged.seeds >= SEEDS for row in rows) / len(rows) if rows else 1.0
 
 
 def seeds_of(result: Result) -> str:
@@ -84,51 +73,44 @@ def _index(root: Path, entries: Sequence[Entry]) -> str:
     claims: list[Verdict] = []
     counted: list[Verdict] = []
     costs = read_costs(root)
-    measured: list[tuple[Entry, str, Result]] = []
+    measured: list[Known] = []
     for entry in entries:
-        shown = shown_scale(entry, root)
         link = f"[{entry.path}]({entry.paper}.md#{entry.name})"
         about = entry.title.replace("|", "/")
         rest = _rest(entry, root, costs.get(entry.path, {}))
-        if shown is None:
-            lines.append(f"| {link} | {about} | not measured | | | | {rest} |")
-            continue
-        scale, result = shown
-        found = verdicts(entry, scale, result)
-        words = summary(found)
-        if is_stale(entry, scale, result):
-            words = f"not counted, with earlier settings: {words}"
-        else:
-            measured.append((entry, scale, result))
-            (counted if entry.computed else claims).extend(found)
-        seeds = "none needed" if entry.computed else seeds_of(result)
-        took = _minutes(result.seconds / 60)
-        lines.append(f"| {link} | {about} | {words} | {scale} | {seeds} | {took} | {rest} |")
+        found = known(entry, root)
+        cells = [_cells(one) for one in found] or _stale_cells(entry, root) or [("not measured", "", "", "")]
+        lines.append(f"| {link} | {about} | {' | '.join('; '.join(c) for c in zip(*cells, strict=True))} | {rest} |")
+        measured += found
+        for one in found:
+            (counted if entry.computed else claims).extend(one.verdicts)
     both = [", ".join(f"{some.count(verdict)} {verdict}" for verdict in VERDICTS) for some in (claims, counted)]
     believed: list[str] = []
     for paper in dict.fromkeys(entry.paper for entry in entries):
-        mine = [one for one in measured if one[0].paper == paper]
+        mine = [one for one in measured if one.entry.paper == paper]
         believed += standing(TITLES[paper], mine, sum(entry.paper == paper for entry in entries))
     return "\n".join(
         [
             "# Reproductions",
             "",
-            "Every table and figure of the five papers that this library began with. `polyfed reproduce PAPER/ENTRY "
-            "--scale SCALE` measures one, `polyfed reproduce --pages` writes these pages from the result files; "
-            "nothing here is typed by hand. [How to read and extend them](../how-to/reproduce.md).",
+            "Every table and figure with results in the five papers that this library began with. `polyfed reproduce "
+            "PAPER/ENTRY --scale SCALE` measures one, `polyfed reproduce --pages` writes these pages from the result "
+            "files; nothing here is typed by hand. [How to read and extend them](../how-to/reproduce.md).",
             "",
-            f"{len(measured)} of {len(entries)} entries have a result. Verdicts on measured claims: {both[0]}. On "
-            f"numbers that are computed, without training, and on claims about such: {both[1]}.",
+            f"{len({one.entry.path for one in measured})} of {len(entries)} entries have a result. Verdicts on "
+            f"measured claims: {both[0]}. On numbers that are computed, without training, and on claims about such: "
+            f"{both[1]}.",
             "",
             f"A verdict is computed from differences paired by seed, at least {SEEDS} seeds, a t interval with Holm's "
             "correction over the claims of the entry: *reproduced* (it contains the paper's gain and leaves out 0), "
             "*holds* (it leaves out 0 on the paper's side), *refuted* (it leaves out 0 on the other side, or it "
             "contains 0 and stays away from the paper's gain by more than half of it), *not resolved* otherwise. With "
             "other data or sizes than the paper's only directions are compared, and *holds* is the best there is; a "
-            "claim that two rows are equal can only be refuted. Differences of computed numbers have no interval: a "
-            "claim about them holds when all are on the paper's side (with every network, say), is refuted when all "
-            "are on the other, and is not resolved when they disagree. Minutes are those of all runs one after the "
-            "other; times of what is not run yet are estimates for one thread.",
+            "claim that two rows are equal can only be refuted. A claim counts once, at the largest scale that has the "
+            "seeds for it. Differences of computed numbers have no interval: a claim about them holds when all are on "
+            "the paper's side (with every network, say), is refuted when all are on the other, and is not resolved "
+            "when they disagree; a computed number holds when it is off by at most half. Minutes are those of all runs "
+            "one after the other; times of what is not run yet are estimates for one thread.",
             "",
             "| entry | what | verdicts | scale | seeds | minutes | not run yet |",
             "| --- | --- | --- | --- | --- | --- | --- |",
@@ -142,6 +124,26 @@ def _index(root: Path, entries: Sequence[Entry]) -> str:
             *believed,
         ]
     )
+
+
+def _cells(one: Known) -> tuple[str, str, str, str]:
+    """Return the verdicts, scale, seeds and minutes of what is known at a scale."""
+    seeds = "none needed" if one.entry.computed else seeds_of(one.result)
+    return summary(one.verdicts), one.scale, seeds, _minutes(one.result.seconds / 60)
+
+
+def _stale_cells(entry: Entry, root: Path) -> list[tuple[str, str, str, str]]:
+    """Return the same of results that count nowhere, since the entry has other settings now."""
+    results = [(scale, result) for scale in entry.scales if (result := read_result(root, entry, scale)) is not None]
+    return [
+        (
+            f"not counted, with earlier settings: {summary(verdicts(entry, scale, result))}",
+            scale,
+            seeds_of(result),
+            _minutes(result.seconds / 60),
+        )
+        for scale, result in results
+    ]
 
 
 def _rest(entry: Entry, root: Path, minutes: Mapping[str, float]) -> str:
@@ -172,7 +174,9 @@ def _paper(root: Path, paper: str, entries: Sequence[Entry]) -> str:
             if result is None:
                 lines += [f"**{scale}**: {rest} (`polyfed reproduce {entry.path} --scale {scale}`).", ""]
             else:
-                lines += _scale(entry, scale, result, rest)
+                # Where nothing is of today's settings, what there is; else never old and new runs side by side.
+                shown = result if is_stale(entry, scale, result) else current(entry, scale, result)
+                lines += _scale(entry, scale, shown, rest)
     return "\n".join(lines).rstrip() + "\n"
 
 

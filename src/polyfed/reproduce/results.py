@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,17 +92,29 @@ def forget(measured: Measured, made: Experiment) -> None:
                 measured.curves.pop(curve)
 
 
+def current(entry: Entry, scale: str, result: Result) -> Result:
+    """Return a result without the runs whose settings are no longer those of the entry; it is not changed itself."""
+    if entry.kind in ("count", "study"):
+        return result
+    kept = {}
+    for case in entry.cases(scale):
+        if case.name in result.cases:
+            there = result.cases[case.name]
+            kept[case.name] = Measured(there.settings, dict(there.runs), dict(there.failed), dict(there.curves))
+            if there.settings:
+                forget(kept[case.name], entry.experiment(scale, case))
+    return replace(result, cases=kept)
+
+
 def missing(entry: Entry, scale: str, result: Result | None) -> list[tuple[Case, int, str]]:
     """Return the runs that a scale lacks: case by case, seed by seed, as claims are decided.
 
     Runs with other settings than the entry has now are missing as well. A count or a study is there or not.
     """
     found = []
+    cases = {} if result is None else current(entry, scale, result).cases
     for case in entry.cases(scale) if entry.kind not in ("count", "study") else ():
-        made = entry.experiment(scale, case)
-        there = Measured() if result is None else result.cases.get(case.name, Measured())
-        there = Measured(there.settings, dict(there.runs), dict(there.failed), dict(there.curves))
-        forget(there, made)
+        made, there = entry.experiment(scale, case), cases.get(case.name, Measured())
         for seed in range(made.base.seed, made.base.seed + made.seeds):
             found += [(case, seed, label) for label in made.compare if not there.has(label, seed)]
     return found
@@ -166,7 +178,8 @@ def _tested(entry: Entry, scale: str, case: Case, claim: Claim, result: Result |
     ]
     gain = case.gain(claim)
     sign = claim.sign if gain is None else (gain > 0) - (gain < 0)
-    return Compared(tuple(a - b for a, b in pairs), gain, sign, entry.swapped(scale))
+    near = case.apart(claim) if claim.equal else None
+    return Compared(tuple(a - b for a, b in pairs), gain, sign, entry.swapped(scale), near or 0.0)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ A claim says that a method gains so much over another. Seeds give paired differe
                 than half of that gain
 `not resolved`  otherwise, and always with fewer than five seeds
 
+Where the paper calls two rows equal, zero and the difference that it prints both count as no difference.
+
 The rules are asked in this order. Several claims of an entry are tested together: Holm's correction widens the
 intervals, so that the chance of a single wrong one among all of them stays below 5 %.
 """
@@ -58,6 +60,7 @@ class Compared:
     gain: float | None  # the paper's; None: it gives no number
     sign: int  # of the paper's gain: 1, -1, or 0 for "no difference"
     direction_only: bool = False  # other data than the paper's: only the sign can be compared
+    near: float = 0.0  # the paper's own difference, where it calls two rows equal
 
 
 def judge(claims: Sequence[Compared], seeds: int = SEEDS) -> list[Judged]:
@@ -101,6 +104,8 @@ def _verdict(claim: Compared, mean: float, low: float, high: float, rejected: bo
     side = (1 if mean > 0 else -1) if rejected else 0
     if side and side == claim.sign:
         return "reproduced" if gain is not None and low <= gain <= high else "holds"
+    if side and claim.sign == 0 and (high >= claim.near if side < 0 else low <= claim.near):
+        return "not resolved"  # not further apart than in the paper, which calls that equal
     if side:
         return "refuted"
     if gain is not None and _away(gain, low, high) > abs(gain) / 2:

@@ -1,0 +1,137 @@
+"""Which runs and which scale a claim is judged by, and what to believe then."""
+
+import json
+
+import pytest
+
+from polyfed.reproduce.entries import Entry, home, parse_claim, read_entries, read_entry
+from polyfed.reproduce.pages import pages, verdicts
+from polyfed.reproduce.results import Result, read_result, write_result
+from polyfed.reproduce.standing import known, standing
+
+ENTRY = """
+data = "digits"
+limit = [120, 60]
+clients = 3
+partition = "labels:3-4"
+models = ["mlp:1x8"]
+rounds = 2
+epochs = 2
+lr = 0.1
+seeds = 5
+compare = ["ams", "ensemble", "wild"]
+[methods.wild]
+method = "fedavg"
+settings = {lr = 1e30}
+[scales.paper]
+rounds = 1
+[paper]
+title = "Table 9: a test"
+quantity = "global"
+held = true
+claims = ["ams - ensemble", "wild - ensemble"]
+fixes = {wild = "a wild rate"}
+[paper.mini]
+swapped = true
+[paper.paper]
+[paper.cases.two]
+title = "two"
+numbers.global = {ams = 80.0, ensemble = 70.0, wild = 1.0}
+"""
+
+
+@pytest.fixture
+def place(tmp_path):
+    folder = tmp_path / "experiments" / "papers" / "ams"
+    folder.mkdir(parents=True)
+    (folder / "table9.toml").write_text(ENTRY)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("sign", "place_of_it"), [(1, "stands"), (-1, "does not")])
+def test_what_to_believe_follows_from_the_verdicts(place, sign, place_of_it):
+    entry = read_entry(place / "experiments" / "papers" / "ams" / "table9.toml")
+    values = {str(seed): seed / 10 for seed in range(5)}
+    result = Result(entry.path, "mini")
+    result.case("two").runs = {
+        "ams": {seed: {"global": 75 + sign * (4 + value)} for seed, value in values.items()},
+        "ensemble": {seed: {"global": 75.0} for seed in values},
+        "wild": {seed: {"global": 1.0} for seed in values},  # a change of ours: no claim of the paper
+    }
+    write_result(place, entry, result)
+    told = "\n".join(standing("AMS", known(entry, place), 3))
+    assert "**AMS** (1 of 3 entries measured, 0 of their claims and numbers open)" in told
+    stands, falls = told.index("- stands"), told.index("- does not")
+    parts = {"stands": told[stands:falls], "does not": told[falls:]}
+    claim = f"    - [table9](ams.md#table9) mini (on digits): ams - ensemble {sign * 4.2:+.2f} (two)"
+    assert claim in parts.pop(place_of_it)
+    (other,) = parts.values()
+    assert "nothing yet" in other and "table9" not in other
+    assert "wild" not in told
+
+
+def results_of(entry, scales):
+    """Write results: scale -> label -> the numbers of its seeds."""
+    for scale, labels in scales.items():
+        result = Result(entry.path, scale)
+        made = entry.experiment(scale, entry.cases(scale)[0])
+        result.case("two").settings = json.loads(json.dumps(made.dump()))
+        result.case("two").runs = {
+            label: {str(seed): {"global": number, "seconds": 60.0} for seed, number in enumerate(found)}
+            for label, found in labels.items()
+        }
+        yield scale, result
+
+
+def test_a_claim_counts_at_the_largest_scale_that_has_the_seeds_for_it(place):
+    entry = read_entry(place / "experiments" / "papers" / "ams" / "table9.toml")
+    better, worse, even = [78, 79, 80, 81, 82], [61, 62, 63, 64, 65], [70] * 5
+    few = {"ams": better[:4], "ensemble": even[:4]}
+    made = dict(results_of(entry, {"mini": {"ams": worse, "ensemble": even}, "paper": few}))
+    for result in made.values():
+        write_result(place, entry, result)
+    assert [(one.scale, one.verdicts) for one in known(entry, place)] == [("mini", ["refuted"])]
+    ((_, result),) = results_of(entry, {"paper": {"ams": better, "ensemble": even}})
+    write_result(place, entry, result)
+    assert [(one.scale, one.verdicts) for one in known(entry, place)] == [("paper", ["reproduced"])]
+    index = pages(place)["README.md"]
+    assert "measured claims: 1 reproduced, 0 holds, 0 refuted, 0 not resolved" in index
+    assert "| 1 reproduced | paper | 5 | 10 |" in index and "ams - ensemble +10.00 (two) reproduced" in index
+
+
+def test_runs_with_earlier_settings_are_paired_with_nothing(place):
+    """The file keeps them until new ones are made, but no verdict and no table has both."""
+    entry = read_entry(place / "experiments" / "papers" / "ams" / "table9.toml")
+    ((_, result),) = results_of(entry, {"mini": {"ams": [80] * 5, "ensemble": [70] * 5}})
+    result.case("two").settings["methods"]["ams"] = {"epochs": 3}
+    write_result(place, entry, result)
+    assert known(entry, place) == [] and verdicts(entry, "mini", result) == []
+    page = pages(place)["ams.md"]
+    assert "| ams | 0 |  | 80 |" in page and "| ensemble | 5 | 70.0" in page
+    assert "5 of 15 runs with the settings of today" in page
+    assert len(read_result(place, entry, "mini").cases["two"].runs["ams"]) == 5
+
+
+def test_a_scale_leaves_out_what_it_cannot_show():
+    told = {
+        "title": "t",
+        "claims": ["a - b", "a - c > 0"],
+        "mini": {"without": ["a - c > 0"]},
+        "paper": {},
+        "cases": {"one": {}, "two": {"claims": ["a - c > 0", "c - b < 0"]}},
+    }
+    entry = Entry("ams", "table9", {}, told)
+    found = {
+        scale: [[c.words("local") for c in entry.claims(case, scale)] for case in entry.cases(scale)]
+        for scale in ("mini", "paper")
+    }
+    assert found == {"mini": [["a - b"], ["c - b"]], "paper": [["a - b", "a - c"], ["a - c", "c - b"]]}
+
+
+def test_what_a_scale_leaves_out_is_claimed_elsewhere():
+    """A word that is misspelt would leave out nothing."""
+    for entry in read_entries(home()):
+        all_claims = {str(claim) for case in entry.cases() for claim in (case.claims or entry.claims(case, "none"))}
+        for scale in entry.scales:
+            for text in entry.told.get(scale, {}).get("without", ()):
+                assert str(parse_claim(text, entry.quantity)) in all_claims, (entry.path, scale, text)
