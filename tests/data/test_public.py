@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from image_tables import image_table
@@ -129,3 +130,17 @@ def test_parts_with_a_divisor_of_their_own():
         Clients.from_parts([digits.train, other], test=digits.test, num_classes=10)
     with pytest.raises(InputError, match=r"inputs of the test set are divided by 255, but those of client 0 by 16"):
         Clients.from_parts([digits.train], test=other, num_classes=10)
+
+
+def test_all_rows_of_a_public_file_are_public_in_a_simulation_and_at_a_site(tmp_path):
+    """A fifth was held out for a test that public samples do not have, and a site took half of the rest."""
+    pytest.importorskip("flwr")
+    from polyfed.flower.sitedata import read_public
+
+    file = tmp_path / "shared.csv"
+    pd.DataFrame({"a": range(50), "b": range(50, 0, -1), "label": [0, 1] * 25}).to_csv(file, index=False)
+    own = tmp_path / "own.csv"
+    pd.DataFrame({"a": [1, 2, 3, 4] * 5, "b": [4, 3, 2, 1] * 5, "label": [0, 1] * 10}).to_csv(own, index=False)
+    for samples in (read_public(str(file)), read_public(f"{file}:50"), split(load(own), clients=2, public=file).public):
+        assert sorted(samples.x[samples.rows()][:, 0].tolist()) == list(range(50))
+    assert len(read_public(f"{file}:20")) == 20

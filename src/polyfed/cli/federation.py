@@ -62,7 +62,10 @@ def serve(
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, no keys: on this machine only.")] = False,
     sites: Annotated[str, typer.Option(help="With --insecure: names of the sites.")] = "",
     set_: Annotated[list[str] | None, typer.Option("--set", help="key=value, as in 'polyfed run'.")] = None,
-    public: Annotated[str | None, typer.Option(help="Public data: NAME:N or package.module:function.")] = None,
+    public: Annotated[
+        str | None,
+        typer.Option(help="Public data: a name or file (NAME:N: so many of it), or package.module:function."),
+    ] = None,
     max_mb: Annotated[int, typer.Option(help="Largest message in megabytes.")] = 1024,
     max_share: Annotated[float, typer.Option(help="What one site may weigh: its share of all samples.")] = 1.0,
     max_samples: Annotated[int, typer.Option(help="How many samples a site can say it has.")] = 10_000_000,
@@ -137,7 +140,10 @@ def join(
     keys: Annotated[Path | None, typer.Option(help="The folder site-NAME that you got from the server.")] = None,
     state: Annotated[Path | None, typer.Option(help="Where this site keeps its model between rounds.")] = None,
     allow: Annotated[str, typer.Option(help="Methods that may run here: fedproto,fedin. Else all.")] = "",
-    public: Annotated[str | None, typer.Option(help="Public data: NAME:N or package.module:function.")] = None,
+    public: Annotated[
+        str | None,
+        typer.Option(help="Public data: a name or file (NAME:N: so many of it), or package.module:function."),
+    ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, no keys: on this machine only.")] = False,
     name: Annotated[str, typer.Option(help="With --insecure: the name of this site.")] = "",
     wait: Annotated[float, typer.Option(help="Seconds to try until the server answers for the first time.")] = 300.0,

@@ -72,7 +72,7 @@ def make_public(data: Dataset, public: Any, seed: int) -> Public:
             )
         recipe = name if number is None else f"{name}:{number}"
         size = data.input_shape[1:] if len(data.input_shape) == 3 else None
-        source = load(name, resize=size, inputs=data.features or None, form=data.form if _is_raw(data) else None)
+        source = load_public(name, resize=size, inputs=data.features or None, form=data.form if _is_raw(data) else None)
     if isinstance(source, np.ndarray | torch.Tensor):  # inputs alone: nothing is known of their classes
         source = (source, np.full(source.shape[:1], -1))
     classes: int | None
@@ -93,6 +93,11 @@ def make_public(data: Dataset, public: Any, seed: int) -> Public:
         samples = samples.select(torch.from_numpy(rows))
     empty = np.empty(0, dtype=np.int64)
     return Public(_like(data, samples), classes, empty, recipe, f"{fingerprint}:{number}:{seed}")
+
+
+def load_public(name: str, **how: Any) -> Dataset:
+    """Load a public set: no row of a single file is held out for a test, which public samples do not have."""
+    return load(name, test=name if Path(name).expanduser().is_file() else None, **how)
 
 
 def _is_raw(data: Dataset) -> bool:

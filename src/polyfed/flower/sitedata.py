@@ -22,6 +22,7 @@ from polyfed.data.dataset import form_of
 from polyfed.data.described import describe_inputs
 from polyfed.data.form import Form, Raw
 from polyfed.data.objects import part_of
+from polyfed.data.public import load_public
 from polyfed.data.sources import call
 from polyfed.data.split import split
 from polyfed.data.targets import make_targets
@@ -247,7 +248,7 @@ def _numbers(labels: np.ndarray, classes: tuple[str, ...]) -> np.ndarray:
 
 
 def read_public(name: str) -> Samples:
-    """Return public samples: a data set `NAME:N`, or what `package.module:function` returns."""
+    """Return public samples: a data set or file, all of it or `NAME:N`, or what `package.module:function` returns."""
     start, _, rest = name.partition(":")
     if rest and not rest.isdigit():
         found = imported(name, "--public")
@@ -257,7 +258,10 @@ def read_public(name: str) -> Samples:
                 return found
             part = part_of(found)
             return Samples(part.tensor, torch.from_numpy(np.asarray(part.labels)))
-    samples = split(load(start), clients=1, public=int(rest) if rest else 0.5, seed=0).public
+    data = load_public(start)
+    if not rest or int(rest) == len(data.train):
+        return data.train
+    samples = split(data, clients=1, public=int(rest), seed=0).public
     assert samples is not None
     return samples
 
