@@ -66,3 +66,12 @@ def test_unknown_labels_are_refused_and_it_runs_from_the_command_line(capsys):
         confidence_experiment("digits", (3, 12))
     main(["--data", "digits", "--labels", "0,1", "--model", "mlp:1x10", "--epochs", "1"])
     assert 0 <= json.loads(capsys.readouterr().out)["auroc"] <= 1
+
+
+def test_the_network_is_trained_as_a_client_of_ams_is(monkeypatch):
+    """With its penalty: without one the largest logits are others."""
+    stages = []
+    monkeypatch.setattr("polyfed.analysis.confidence.train_alone", lambda network, stage, *rest: stages.append(stage))
+    confidence_experiment("digits", (0, 1), "mlp:1x8", pf.Training(epochs=1))
+    (stage,) = stages
+    assert stage.l1 == pf.AMS().l1 > 0 and set(stage.data.labels().tolist()) == {0, 1}
