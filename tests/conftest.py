@@ -47,14 +47,15 @@ def draw_from(name):
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item):
-    """What a test draws depends on no test before it: which ran before in its process is chance."""
-    draw_from(item.path.name)  # fixtures of a file are the same whichever of its tests asks first
+def pytest_fixture_setup(fixturedef, request):
+    """What a fixture draws depends on its name and on what it is made for: a test, a file, or all of them."""
+    draw_from(f"{request.node.nodeid.partition('@')[0]} {fixturedef.argname} {request.param_index}")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item):
-    draw_from(item.name)
+    """What a test draws depends on no test before it: which ran before in its process is chance."""
+    draw_from(item.nodeid.partition("@")[0])
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -143,4 +143,7 @@ def test_all_rows_of_a_public_file_are_public_in_a_simulation_and_at_a_site(tmp_
     pd.DataFrame({"a": [1, 2, 3, 4] * 5, "b": [4, 3, 2, 1] * 5, "label": [0, 1] * 10}).to_csv(own, index=False)
     for samples in (read_public(str(file)), read_public(f"{file}:50"), split(load(own), clients=2, public=file).public):
         assert sorted(samples.x[samples.rows()][:, 0].tolist()) == list(range(50))
-    assert len(read_public(f"{file}:20")) == 20
+    some = read_public(f"{file}:20")
+    assert len(some) == 20 and some.scaling == read_public(str(file)).scaling  # not that of the rows left over
+    with pytest.raises(InputError, match="1 to 50 rows"):
+        read_public(f"{file}:60")

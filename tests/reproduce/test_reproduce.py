@@ -116,6 +116,15 @@ def test_runs_of_another_version_are_not_paired_with_new_ones(place):
     assert again.cases["two"].runs["ams"]["0"] == known and again.versions["polyfed"] != "0.0.1"
 
 
+def test_runs_on_disk_with_other_settings_of_their_label_are_not_taken_in(place):
+    """A folder is named by the settings of all labels: a method's own may have changed since."""
+    run(place)
+    file = place / "experiments" / "papers" / "ams" / "table9.toml"
+    file.write_text(ENTRY.replace("[methods.wild]", "[methods.ensemble]\nsettings = {lr = 0.2}\n[methods.wild]"))
+    with pytest.raises(InputError, match="ensemble"):
+        run(place)
+
+
 @pytest.mark.long
 def test_held_labels_are_measured_again_from_the_run(place):
     entry, result, _ = run(place)
@@ -380,7 +389,7 @@ def test_what_is_left_of_an_entry_and_its_price(place):
     assert len(result.cases["two"].runs) == 2  # nothing is dropped by looking
     write_result(place, entry, result)
     index = pages(place)["README.md"]
-    assert "| not counted, with earlier settings: " in index and "0 of 1 entries have a result" in index
+    assert "| not counted, with earlier settings |" in index and "0 of 1 entries have a result" in index
     write_result(place, entry, result)
     assert queue([entry], place) == [(entry, "mini"), (entry, "paper")]
 

@@ -99,13 +99,38 @@ def test_a_claim_counts_at_the_largest_scale_that_has_the_seeds_for_it(place):
     assert "| 1 reproduced | paper | 5 | 10 |" in index and "ams - ensemble +10.00 (two) reproduced" in index
 
 
+@pytest.mark.parametrize(
+    ("paper", "mini", "scale"), [(2, 4, "paper"), (2, 5, "mini"), (0, 1, "mini"), (5, 5, "paper"), (4, 0, "paper")]
+)
+def test_before_any_scale_has_enough_seeds_the_largest_with_some_counts(place, paper, mini, scale):
+    entry = read_entry(place / "experiments" / "papers" / "ams" / "table9.toml")
+    seeds = {"paper": paper, "mini": mini}
+    made = results_of(entry, {name: {"ams": [80] * n, "ensemble": [70] * n} for name, n in seeds.items()})
+    for _, result in made:
+        write_result(place, entry, result)
+    assert [one.scale for one in known(entry, place)] == [scale]
+
+
+def test_the_index_tells_what_has_no_verdict_yet_from_what_is_outdated(place):
+    entry = read_entry(place / "experiments" / "papers" / "ams" / "table9.toml")
+    ((_, result),) = results_of(entry, {"mini": {"ams": [80] * 4}})  # nobody to compare with
+    write_result(place, entry, result)
+    index = pages(place)["README.md"]
+    assert "| measured, no verdict | mini | 4 | 4 |" in index and "1 of 1 entries have a result" in index
+    result.case("two").settings["rounds"] = 7
+    write_result(place, entry, result)
+    index = pages(place)["README.md"]
+    assert "| not counted, with earlier settings | mini | 4 | 4 |" in index
+    assert "0 of 1 entries have a result" in index
+
+
 def test_runs_with_earlier_settings_are_paired_with_nothing(place):
     """The file keeps them until new ones are made, but no verdict and no table has both."""
     entry = read_entry(place / "experiments" / "papers" / "ams" / "table9.toml")
     ((_, result),) = results_of(entry, {"mini": {"ams": [80] * 5, "ensemble": [70] * 5}})
     result.case("two").settings["methods"]["ams"] = {"epochs": 3}
     write_result(place, entry, result)
-    assert known(entry, place) == [] and verdicts(entry, "mini", result) == []
+    assert [one.verdicts for one in known(entry, place)] == [[]] and verdicts(entry, "mini", result) == []
     page = pages(place)["ams.md"]
     assert "| ams | 0 |  | 80 |" in page and "| ensemble | 5 | 70.0" in page
     assert "5 of 15 runs with the settings of today" in page

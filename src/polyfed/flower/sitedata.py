@@ -13,6 +13,7 @@ from polyfed.build import explained_starts, make_blueprint
 from polyfed.config import Data
 from polyfed.core.errors import InputError
 from polyfed.core.own_code import imported, is_reference, own_code
+from polyfed.core.rng import numpy_generator
 from polyfed.core.samples import Samples
 from polyfed.core.shape import InputShape
 from polyfed.core.task import CLASSIFICATION, Regression, Task, as_task, check_score
@@ -258,12 +259,13 @@ def read_public(name: str) -> Samples:
                 return found
             part = part_of(found)
             return Samples(part.tensor, torch.from_numpy(np.asarray(part.labels)))
-    data = load_public(start)
-    if not rest or int(rest) == len(data.train):
-        return data.train
-    samples = split(data, clients=1, public=int(rest), seed=0).public
-    assert samples is not None
-    return samples
+    samples = load_public(start).train
+    if not rest:
+        return samples
+    if not 1 <= int(rest) <= len(samples):
+        raise InputError(f"--public {name}: ask for 1 to {len(samples)} rows, it has no more.")
+    rows = np.sort(numpy_generator(0, "public").permutation(len(samples))[: int(rest)])  # the same for all parties
+    return samples.select(torch.from_numpy(rows))
 
 
 def fingerprint(samples: Samples | None) -> str | None:

@@ -31,7 +31,7 @@ def fedin_overheads() -> Counted:
 
     Memory: parameters, gradients, Adam's two averages and the activations of a batch of 16, mean over the five
     networks. SCAFFOLD keeps two control variates more, MOON two networks more; FedIN a batch of pairs, what the pass
-    over them saves, the gradient that it gives, and the anchor of its proximal term.
+    over them saves, and the anchor of its proximal term.
     """
     from polyfed.models import build
 
@@ -67,7 +67,7 @@ def _memory(network: nn.Module) -> float:
 
 
 def _fedin_memory(network: nn.Module) -> float:
-    """Return the same of FedIN: both of its losses, whose gradients it holds side by side."""
+    """Return the same of FedIN, whose one backward pass is that of both losses."""
     import torch
 
     from polyfed.methods.fedin import FedIN
@@ -75,9 +75,8 @@ def _fedin_memory(network: nn.Module) -> float:
     method = FedIN()
     anchor = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
     pairs = {"s_in": torch.zeros(BATCH, 64, 8, 8), "s_out": torch.zeros(BATCH, 512)}
-    middle = parameters(network) - parameters(network.get_submodule("stem")) - parameters(network.get_submodule("head"))
-    held = _update_memory(network, (method.loss, method.feature_loss), {"anchor": anchor, **pairs})
-    return held + FLOAT * (parameters(network) + middle + PAIRS)  # anchor, second gradient, pairs
+    held = _update_memory(network, (method.joint_loss,), {"anchor": anchor, **pairs})
+    return held + FLOAT * (parameters(network) + PAIRS)  # the anchor, and the pairs
 
 
 def _update_memory(network: nn.Module, losses: tuple[LossFunction, ...], aux: Mapping[str, Any]) -> float:

@@ -137,7 +137,7 @@ def _stale_cells(entry: Entry, root: Path) -> list[tuple[str, str, str, str]]:
     results = [(scale, result) for scale in entry.scales if (result := read_result(root, entry, scale)) is not None]
     return [
         (
-            f"not counted, with earlier settings: {summary(verdicts(entry, scale, result))}",
+            "not counted, with earlier settings",
             scale,
             seeds_of(result),
             _minutes(result.seconds / 60),
@@ -174,10 +174,13 @@ def _paper(root: Path, paper: str, entries: Sequence[Entry]) -> str:
             if result is None:
                 lines += [f"**{scale}**: {rest} (`polyfed reproduce {entry.path} --scale {scale}`).", ""]
             else:
-                # Where nothing is of today's settings, what there is; else never old and new runs side by side.
-                shown = result if is_stale(entry, scale, result) else current(entry, scale, result)
-                lines += _scale(entry, scale, shown, rest)
+                lines += _scale(entry, scale, _shown(entry, scale, result), rest)
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _shown(entry: Entry, scale: str, result: Result) -> Result:
+    """Return what is told of a result: where nothing is of today's settings, all; else no old run beside new ones."""
+    return result if is_stale(entry, scale, result) else current(entry, scale, result)
 
 
 def _scale(entry: Entry, scale: str, result: Result, rest: str) -> list[str]:
@@ -318,4 +321,5 @@ def _minutes(minutes: float) -> str:
 
 def told(entry: Entry, scale: str, result: Result) -> list[str]:
     """Return what the command prints: the same lines as the page."""
-    return [f"{entry.path}: {entry.title}", *_scale(entry, scale, result, left(entry, scale, result, None))]
+    rest = left(entry, scale, result, None)
+    return [f"{entry.path}: {entry.title}", *_scale(entry, scale, _shown(entry, scale, result), rest)]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from polyfed.config import Config
 from polyfed.core.checkpoint import read_json, write_json
 from polyfed.experiment import Experiment
 from polyfed.reproduce.entries import Case, Claim, Entry
@@ -69,11 +71,13 @@ def read_result(root: Path, entry: Entry, scale: str) -> Result | None:
 def write_result(root: Path, entry: Entry, result: Result) -> Path:
     """Write it, whole or not at all."""
     file = file_of(root, entry, result.scale)
-    result.seconds = round(
-        sum(v.get("seconds", 0.0) for c in result.cases.values() for s in c.runs.values() for v in s.values()), 1
-    )
+    result.seconds = _seconds(result.cases)
     write_json(file, asdict(result))
     return file
+
+
+def _seconds(cases: Mapping[str, Measured]) -> float:
+    return round(sum(v.get("seconds", 0.0) for c in cases.values() for s in c.runs.values() for v in s.values()), 1)
 
 
 def forget(measured: Measured, made: Experiment) -> None:
@@ -92,6 +96,13 @@ def forget(measured: Measured, made: Experiment) -> None:
                 measured.curves.pop(curve)
 
 
+def made_by(folder: Path, config: Config) -> bool:
+    """Tell whether a run has the settings that are asked for: its folder is named by a part of them only."""
+    aside = ("execution", "label", "fingerprint")  # they change no number; the last is known when it has run
+    asked = {key: value for key, value in json.loads(json.dumps(config.dump())).items() if key not in aside}
+    return not _changed(read_json(folder / "config.json"), asked)
+
+
 def current(entry: Entry, scale: str, result: Result) -> Result:
     """Return a result without the runs whose settings are no longer those of the entry; it is not changed itself."""
     if entry.kind in ("count", "study"):
@@ -103,7 +114,7 @@ def current(entry: Entry, scale: str, result: Result) -> Result:
             kept[case.name] = Measured(there.settings, dict(there.runs), dict(there.failed), dict(there.curves))
             if there.settings:
                 forget(kept[case.name], entry.experiment(scale, case))
-    return replace(result, cases=kept)
+    return replace(result, cases=kept, seconds=_seconds(kept))
 
 
 def missing(entry: Entry, scale: str, result: Result | None) -> list[tuple[Case, int, str]]:
@@ -178,7 +189,7 @@ def _tested(entry: Entry, scale: str, case: Case, claim: Claim, result: Result |
     ]
     gain = case.gain(claim)
     sign = claim.sign if gain is None else (gain > 0) - (gain < 0)
-    near = case.apart(claim) if claim.equal else None
+    near = case.apart(claim) if claim.equal and not entry.swapped(scale) else None
     return Compared(tuple(a - b for a, b in pairs), gain, sign, entry.swapped(scale), near or 0.0)
 
 

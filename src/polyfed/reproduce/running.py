@@ -16,7 +16,7 @@ from polyfed.reproduce.cost import seconds_by_label
 from polyfed.reproduce.entries import Case, Entry
 from polyfed.reproduce.figures import analyzed, curves_of, draw, draw_axis, draw_curves
 from polyfed.reproduce.quantities import curve_of, held_accuracy, values_of
-from polyfed.reproduce.results import Measured, Result, forget, missing, read_result, runs_in_all, write_result
+from polyfed.reproduce.results import Measured, Result, forget, made_by, missing, read_result, runs_in_all, write_result
 from polyfed.terminal.progress import Guessed, Place
 
 Observer = Callable[[dict[str, Any]], None]
@@ -191,7 +191,7 @@ def _collect(entry: Entry, scale: str, case: Case, result: Result, runs: Path) -
         for label in made.compare:
             config = made.config(label, seed)
             folder = runs / entry.folder(scale, case) / folder_of(config)
-            if measured.has(label, seed) or not (folder / "result.json").is_file():
+            if measured.has(label, seed) or not (folder / "result.json").is_file() or not made_by(folder, config):
                 continue
             last, of = entry.option(scale, "last", 1), entry.option(scale, "of", "global")
             values = values_of(folder, last, _target(entry, scale, case), of)

@@ -44,14 +44,17 @@ def known(entry: Entry, root: Path) -> list[Known]:
             for scale, result in found[:1]
         ]
     found = [(scale, current(entry, scale, result)) for scale, result in found]
-    best: dict[tuple[str, str], tuple[str, Row]] = {}
+    best: dict[tuple[str, str, str], tuple[str, Row]] = {}
     for scale, result in found:
         for row in judged(entry, scale, result):
-            key = row.case.name, str(row.claim)
-            if key not in best or best[key][1].judged.seeds < min(SEEDS, row.judged.seeds):
+            key = row.case.name, str(row.claim.one), str(row.claim.two)
+            seeds = best[key][1].judged.seeds if key in best else -1
+            if seeds < min(1, row.judged.seeds) or seeds < SEEDS <= row.judged.seeds:
                 best[key] = scale, row
     told = [(s, r, tuple(row for scale, row in best.values() if scale == s)) for s, r in found]
-    return [Known(entry, *one) for one in told if any(row.judged.seeds for row in one[2])]
+    # A scale without a verdict is told where no other has one: something was measured.
+    with_some = [Known(entry, *one) for one in told if any(row.judged.seeds for row in one[2])]
+    return with_some or [Known(entry, *one) for one in told[:1]]
 
 
 def standing(paper: str, measured: Sequence[Known], entries: int) -> list[str]:
