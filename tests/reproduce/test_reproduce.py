@@ -21,44 +21,6 @@ from polyfed.reproduce.running import Clock, Plan, reproduce
 from polyfed.reproduce.standing import known
 from polyfed.reproduce.verdict import VERDICTS
 
-ENTRY = """
-data = "digits"
-limit = [120, 60]
-clients = 3
-partition = "labels:3-4"
-models = ["mlp:1x8"]
-rounds = 2
-epochs = 2
-lr = 0.1
-seeds = 5
-compare = ["ams", "ensemble", "wild"]
-[methods.wild]
-method = "fedavg"
-settings = {lr = 1e30}
-[scales.paper]
-rounds = 1
-[paper]
-title = "Table 9: a test"
-quantity = "global"
-held = true
-claims = ["ams - ensemble", "wild - ensemble"]
-fixes = {wild = "a wild rate"}
-[paper.mini]
-swapped = true
-[paper.paper]
-[paper.cases.two]
-title = "two"
-numbers.global = {ams = 80.0, ensemble = 70.0, wild = 1.0}
-"""
-
-
-@pytest.fixture
-def place(tmp_path):
-    folder = tmp_path / "experiments" / "papers" / "ams"
-    folder.mkdir(parents=True)
-    (folder / "table9.toml").write_text(ENTRY)
-    return tmp_path
-
 
 def run(place, clock=None, started=None):
     entry = read_entry(place / "experiments" / "papers" / "ams" / "table9.toml")
@@ -120,7 +82,9 @@ def test_runs_on_disk_with_other_settings_of_their_label_are_not_taken_in(place)
     """A folder is named by the settings of all labels: a method's own may have changed since."""
     run(place)
     file = place / "experiments" / "papers" / "ams" / "table9.toml"
-    file.write_text(ENTRY.replace("[methods.wild]", "[methods.ensemble]\nsettings = {lr = 0.2}\n[methods.wild]"))
+    file.write_text(
+        file.read_text().replace("[methods.wild]", "[methods.ensemble]\nsettings = {lr = 0.2}\n[methods.wild]")
+    )
     with pytest.raises(InputError, match="ensemble"):
         run(place)
 

@@ -89,10 +89,14 @@ def make_public(data: Dataset, public: Any, seed: int) -> Public:
     if number is not None and number > len(samples):
         raise InputError(f"The public set '{recipe}' has only {len(samples)} rows: ask for at most that many.")
     if number is not None:
-        rows = np.sort(numpy_generator(seed, "public").permutation(len(samples))[:number])
-        samples = samples.select(torch.from_numpy(rows))
+        samples = samples.select(torch.from_numpy(drawn_rows(len(samples), number, seed)))
     empty = np.empty(0, dtype=np.int64)
     return Public(_like(data, samples), classes, empty, recipe, f"{fingerprint}:{number}:{seed}")
+
+
+def drawn_rows(total: int, number: int, seed: int) -> np.ndarray:
+    """Return which rows of so many are public, in order: the same for all parties."""
+    return np.sort(numpy_generator(seed, "public").permutation(total)[:number])
 
 
 def load_public(name: str, **how: Any) -> Dataset:
@@ -145,7 +149,7 @@ def _held_out(data: Dataset, public: float, seed: int) -> Public:
         raise InputError(
             f"public={public} takes {number} of {total} training rows: give at least 1 and leave some to the clients."
         )
-    rows = np.sort(numpy_generator(seed, "public").permutation(total)[:number])
+    rows = drawn_rows(total, number, seed)
     return Public(data.train.select(torch.from_numpy(rows)), data.num_classes, rows, public)
 
 

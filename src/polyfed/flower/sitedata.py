@@ -13,7 +13,6 @@ from polyfed.build import explained_starts, make_blueprint
 from polyfed.config import Data
 from polyfed.core.errors import InputError
 from polyfed.core.own_code import imported, is_reference, own_code
-from polyfed.core.rng import numpy_generator
 from polyfed.core.samples import Samples
 from polyfed.core.shape import InputShape
 from polyfed.core.task import CLASSIFICATION, Regression, Task, as_task, check_score
@@ -23,7 +22,7 @@ from polyfed.data.dataset import form_of
 from polyfed.data.described import describe_inputs
 from polyfed.data.form import Form, Raw
 from polyfed.data.objects import part_of
-from polyfed.data.public import load_public
+from polyfed.data.public import drawn_rows, load_public
 from polyfed.data.sources import call
 from polyfed.data.split import split
 from polyfed.data.targets import make_targets
@@ -264,8 +263,7 @@ def read_public(name: str) -> Samples:
         return samples
     if not 1 <= int(rest) <= len(samples):
         raise InputError(f"--public {name}: ask for 1 to {len(samples)} rows, it has no more.")
-    rows = np.sort(numpy_generator(0, "public").permutation(len(samples))[: int(rest)])  # the same for all parties
-    return samples.select(torch.from_numpy(rows))
+    return samples.select(torch.from_numpy(drawn_rows(len(samples), int(rest), seed=0)))
 
 
 def fingerprint(samples: Samples | None) -> str | None:
