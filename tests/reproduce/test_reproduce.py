@@ -17,19 +17,20 @@ from polyfed.reproduce.pages import FOLDER, pages, told, verdicts
 from polyfed.reproduce.quantities import held_accuracy, values_from
 from polyfed.reproduce.queue import queue
 from polyfed.reproduce.results import Measured, Result, file_of, forget, judged, numbers, read_result, write_result
-from polyfed.reproduce.running import Clock, Plan, reproduce
+from polyfed.reproduce.running import Clock, Part, Plan, reproduce
 from polyfed.reproduce.standing import known
 from polyfed.reproduce.verdict import VERDICTS
 
 
-def run(place, clock=None, started=None):
+def run(place, clock=None, started=None, only=Part()):  # noqa: B008 (frozen)
     entry = read_entry(place / "experiments" / "papers" / "ams" / "table9.toml")
     watch = (
         (lambda config, case, where: started.append((config.label, config.seed, where)) or ())
         if started is not None
         else None
     )
-    return entry, *reproduce(entry, "mini", place, place / "runs", clock or Clock(), lambda _config: 0.1, watch, "told")
+    runs, clock = place / "runs", clock or Clock()
+    return entry, *reproduce(entry, "mini", place, runs, clock, lambda _config: 0.1, watch, "told", "auto", only)
 
 
 class Ticks:
@@ -64,6 +65,27 @@ def test_an_entry_stops_with_its_budget_and_goes_on(place):
     nothing = []
     run(place, None, nothing)
     assert nothing == []
+
+
+def test_a_part_of_an_entry_is_run_alone_and_the_rest_later(place):
+    begun = []
+    entry, result, whole = run(place, started=begun, only=Part(rows=("ensemble",), cases=("two",)))
+    assert whole and {start[0] for start in begun} == {"ensemble"} and begun[0][2].total == 5
+    assert {label: len(seeds) for label, seeds in result.cases["two"].runs.items()} == {"ensemble": 5}
+    assert read_result(place, entry, "mini") == result
+    assert [scale for _, scale in queue([entry], place)] == ["mini", "paper"]  # two rows are missing
+    later = []
+    run(place, started=later, only=Part(rows=("ams", "ensemble")))
+    assert {start[0] for start in later} == {"ams"}
+
+
+@pytest.mark.parametrize(
+    ("part", "told"), [(Part(rows=("amsel",)), "rows ams, ensemble, wild"), (Part(cases=("iid",)), "cases two")]
+)
+def test_a_part_that_an_entry_does_not_have_is_refused(place, part, told):
+    with pytest.raises(InputError, match=f"ams/table9 at scale mini has {told}, not"):
+        run(place, only=part)
+    assert not (place / "runs").exists()
 
 
 @pytest.mark.long
@@ -302,6 +324,10 @@ def test_the_command(place, monkeypatch):
 
     assert "ams/table9" in (listed := polyfed()) and "    mini    not measured, about a minute" in listed
     assert "budget is used up" in polyfed("ams/table9", "--scale", "mini", "--budget", "0s", "--quiet")
+    some = polyfed("ams/table9", "--scale", "mini", "--rows", "ams, ensemble", "--cases", "two", "--quiet")
+    assert "| two | ams - ensemble | +10.00 |" in some
+    refused = CliRunner().invoke(app, ["reproduce", "--next", "--rows", "ams"])
+    assert refused.exit_code != 0 and "--scale" in str(refused.exception)
     assert "| two | ams - ensemble | +10.00 |" in polyfed("ams/table9", "--scale", "mini", "--quiet")
     assert "    mini    1 not resolved; seeds 5\n" in polyfed("ams")
     polyfed("--costs")

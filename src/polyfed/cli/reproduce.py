@@ -33,6 +33,10 @@ def reproduce(
     scale: Annotated[
         str | None, typer.Option(help="mini | middle | paper: run the entry at this size; none: tell about it.")
     ] = None,
+    rows: Annotated[
+        str, typer.Option(help="Only these rows of a table, by the names in its file: fedin,fedavg. Two make a claim.")
+    ] = "",
+    cases: Annotated[str, typer.Option(help="Only these cases of an entry: iid,dir05.")] = "",
     budget: Annotated[str | None, typer.Option(help="Stop before this time is over: 45s, 60m, 2h.")] = None,
     next_: Annotated[bool, typer.Option("--next", help="Go on with the queue: what decides a claim first.")] = False,
     pages: Annotated[bool, typer.Option("--pages", help="Write docs/reproductions from the result files.")] = False,
@@ -49,12 +53,18 @@ def reproduce(
     from polyfed.reproduce.entries import find_entries, home, read_entries
     from polyfed.reproduce.pages import write_pages
     from polyfed.reproduce.queue import queue
-    from polyfed.reproduce.running import Clock
+    from polyfed.reproduce.running import Clock, Part
 
     root = home()
     entries = read_entries(root)
     console = Console(quiet=quiet)
     clock = Clock(parse_budget(budget))
+    only = Part(_names(rows), _names(cases))
+    if only != Part() and (scale is None or what is None):
+        raise InputError(
+            "--rows and --cases need one entry and a scale: "
+            "polyfed reproduce fedin/table1 --scale mini --rows fedin,fedavg."
+        )
     if costs:
         write_costs(root, entries, calibrate())
         say(console, "Wrote the estimates of this machine.")
@@ -67,7 +77,7 @@ def reproduce(
         if not waiting:
             say(Console(), "Everything in the queue is measured.")
         for entry, size in waiting:
-            if not _measure(entry, size, root, runs, clock, jobs, console):
+            if not _measure(entry, size, root, runs, clock, jobs, console, only):
                 say(Console(), f"The budget is used up in {entry.path} at scale {size}: the same command goes on.")
                 return
         return
@@ -77,7 +87,7 @@ def reproduce(
         return
     if len(chosen) > 1:
         raise InputError(f"Name one entry to run, such as {chosen[0].path}; polyfed reproduce --next runs several.")
-    if not _measure(chosen[0], scale, root, runs, clock, jobs, console):
+    if not _measure(chosen[0], scale, root, runs, clock, jobs, console, only):
         say(Console(), "The budget is used up: everything so far is kept; the same command goes on.")
 
 
@@ -97,6 +107,10 @@ def parse_budget(text: str | None) -> float | None:
     if not found:
         raise InputError(f"--budget is a time such as 45s, 60m or 2h, not '{text}'.")
     return float(found[1]) * UNITS[found[2]]
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _list(entries: Sequence, root: Path) -> None:  # type: ignore[type-arg]
@@ -124,7 +138,7 @@ def _list(entries: Sequence, root: Path) -> None:  # type: ignore[type-arg]
     say(Console(), "Run one with polyfed reproduce PAPER/ENTRY --scale SCALE [--budget 60m].")
 
 
-def _measure(entry, scale: str, root: Path, runs: Path, clock, jobs: str, console: Console) -> bool:  # type: ignore[no-untyped-def]
+def _measure(entry, scale: str, root: Path, runs: Path, clock, jobs: str, console: Console, only) -> bool:  # type: ignore[no-untyped-def]
     """Run an entry, show the paper's numbers beside ours, and tell whether it is whole."""
     from polyfed.reproduce.cost import calibrate, guess
     from polyfed.reproduce.pages import told
@@ -146,6 +160,7 @@ def _measure(entry, scale: str, root: Path, runs: Path, clock, jobs: str, consol
             ),
             command,
             jobs,
+            only,
         )
     for line in told(entry, scale, result):
         say(Console(), line)

@@ -16,7 +16,7 @@ from polyfed.reproduce.cost import seconds_by_label
 from polyfed.reproduce.entries import Case, Entry
 from polyfed.reproduce.figures import analyzed, curves_of, draw, draw_axis, draw_curves
 from polyfed.reproduce.quantities import curve_of, held_accuracy, values_of
-from polyfed.reproduce.results import Measured, Result, forget, made_by, missing, read_result, runs_in_all, write_result
+from polyfed.reproduce.results import Measured, Result, forget, made_by, missing, read_result, write_result
 from polyfed.terminal.progress import Guessed, Place
 
 Observer = Callable[[dict[str, Any]], None]
@@ -54,6 +54,38 @@ class Clock:
             raise OutOfBudget("The budget is used up: everything so far is kept; the same command goes on.")
 
 
+@dataclass(frozen=True)
+class Part:
+    """The rows and cases of an entry that somebody wants to have; none named: all."""
+
+    rows: tuple[str, ...] = ()
+    cases: tuple[str, ...] = ()
+
+    def of(self, runs: Sequence[tuple[Case, int, str]]) -> list[tuple[Case, int, str]]:
+        """Return the runs that belong to it."""
+        return [
+            (case, seed, label)
+            for case, seed, label in runs
+            if (not self.cases or case.name in self.cases) and (not self.rows or label in self.rows)
+        ]
+
+    def check(self, entry: Entry, scale: str) -> None:
+        """Refuse names that the entry does not have at this scale.
+
+        Raises
+        ------
+        InputError
+            For the first of them.
+        """
+        runs = missing(entry, scale, None)
+        there = {"cases": [case.name for case, _, _ in runs], "rows": [label for _, _, label in runs]}
+        for kind, known in there.items():
+            for name in getattr(self, kind):
+                if name not in known:
+                    names = ", ".join(dict.fromkeys(known)) or "none to choose from"
+                    raise InputError(f"{entry.path} at scale {scale} has {kind} {names}, not '{name}'.")
+
+
 @dataclass
 class Plan:
     """All runs of an entry at a scale, how many are there, and how long one takes."""
@@ -62,10 +94,15 @@ class Plan:
     scale: str
     result: Result
     seconds: Callable[[Config], float]  # a guess for a run that nobody has measured yet
+    only: Part = field(default_factory=lambda: Part())
 
     def todo(self) -> list[tuple[Case, int, str]]:
         """Return the runs that are missing: case by case, seed by seed, as claims are decided."""
-        return missing(self.entry, self.scale, self.result)
+        return self.only.of(missing(self.entry, self.scale, self.result))
+
+    def total(self) -> int:
+        """Return how many runs there are in all, finished ones among them."""
+        return len(self.only.of(missing(self.entry, self.scale, None)))
 
     def next(self) -> tuple[Case, list[int], list[str]]:
         """Return what to run next: a case, consecutive seeds that miss the same labels, and these labels."""
@@ -98,14 +135,16 @@ def reproduce(
     watch: Watch | None = None,
     command: str = "",
     jobs: int | str = "auto",
+    only: Part = Part(),  # noqa: B008 (frozen)
 ) -> tuple[Result, bool]:
-    """Run what is missing of an entry at a scale and return everything measured, and whether that is all of it.
+    """Run what is missing of an entry (or a part of it) at a scale; return all measured, and whether it was finished.
 
     Raises
     ------
     InputError
-        When the entry has no such scale, or its runs lie in `runs` with other settings.
+        When the entry has no such scale, row or case, or its runs lie in `runs` with other settings.
     """
+    only.check(entry, scale)
     result = read_result(root, entry, scale)
     if result is None or result.versions.get("polyfed") != versions()["polyfed"]:
         result = Result(entry.path, scale)  # runs of two versions are never paired
@@ -114,7 +153,7 @@ def reproduce(
         return _computed(entry, scale, result, root), True
     if not entry.scales:
         raise InputError(f"{entry.path} has no scale that can be run.")
-    plan = Plan(entry, scale, result, seconds)
+    plan = Plan(entry, scale, result, seconds, only)
     for case in entry.cases(scale):  # runs of an earlier call, or of another entry with the same settings
         forget(result.case(case.name), entry.experiment(scale, case))
         _collect(entry, scale, case, result, runs)
@@ -149,7 +188,7 @@ def _run(
     entry, scale = plan.entry, plan.scale
     made = entry.experiment(scale, case)
     made = replace(made, base=replace(made.base, seed=seeds[0]))
-    total = runs_in_all(entry, scale)
+    total = plan.total()
 
     def taken() -> None:
         _collect(entry, scale, case, plan.result, runs)
