@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from polyfed.core.augment import augmentation_of
+from polyfed.core.convolving import LargeKernels
 from polyfed.core.dpsgd import PrivateTraining, is_private
 from polyfed.core.errors import InputError, TrainingError
 from polyfed.core.layout import aligned, beside_weights, channels_last
@@ -64,7 +65,8 @@ def run_stage(stage: Stage, party: Party, ctx: Context, name: str) -> Trained:
     private = ctx.privacy.on and is_private(stage, party)
     guard = PrivateTraining(ctx.privacy, stage, party, ctx, name) if private else None
     dropout = SeededDropout(lambda: generator(ctx.seed, f"dropout/{name}", ctx.round, party.id), party.models)
-    with channels_last(party.models, ctx.input_shape), flags_kept(party.models), dropout:
+    kernels = LargeKernels(party.models, able=guard is None)
+    with channels_last(party.models, ctx.input_shape), flags_kept(party.models), dropout, kernels:
         training = stage.training or ctx.training
         steppers = [Stepper(update, update.training or training, party, name, guard) for update in stage.all_updates()]
         nets = {key: Net(module) for key, module in party.models.items()}
