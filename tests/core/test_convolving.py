@@ -10,7 +10,6 @@ from torch import nn
 import polyfed as pf
 from polyfed.core import convolving
 from polyfed.core.convolving import LargeKernels
-from polyfed.models import build
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("polyfed.engine")
 
-STACK_BYTES = 16 << 20  # parameters of one stack: beyond the caches nothing is gained
+STACK_BYTES = 8 << 20  # parameters of one stack: beyond the caches nothing is gained
 LARGEST_STACK = 64  # clients
 LIGHT = 1e-3  # seconds of a client outside its stages: below, threads would only wait for Python's lock
 

@@ -15,13 +15,14 @@ the other two at each frequency.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from polyfed.ops.memory import borrowed, returned, scratch
 
 CHANNELS_LAST = torch.channels_last
 PRODUCTS = 200  # of a direct convolution, for each number that is transformed: from here on frequencies are used
@@ -133,42 +134,6 @@ def _complex(length: int, of: int, offset: int) -> Tensor:
     real = torch.stack([cosine, sine], 2).flatten(1)
     imaginary = torch.stack([-sine, cosine], 2).flatten(1)
     return torch.cat([real, imaginary])
-
-
-class _Memory(threading.local):
-    """Memory that a thread uses again: getting it anew from the system takes as long as computing what it holds."""
-
-    def __init__(self) -> None:
-        self.scratch: dict[str, Tensor] = {}
-        self.free: list[Tensor] = []
-
-
-_memory = _Memory()
-KEPT = 16  # blocks that a thread keeps for later
-
-
-def scratch(name: str, *shape: int) -> Tensor:
-    """Return memory whose numbers nobody needs after the next call with the same name."""
-    size = math.prod(shape)
-    block = _memory.scratch.get(name)
-    if block is None or len(block) < size:
-        block = _memory.scratch[name] = torch.empty(size)
-    return block[:size].view(shape)
-
-
-def borrowed(size: int) -> Tensor:
-    """Return a block of so many numbers or more: the caller's until it is `returned`, or forgotten."""
-    fitting = [place for place, block in enumerate(_memory.free) if len(block) >= size]
-    if not fitting:
-        return torch.empty(size)
-    return _memory.free.pop(min(fitting, key=lambda place: len(_memory.free[place])))
-
-
-def returned(block: Tensor) -> None:
-    """Give a borrowed block back."""
-    _memory.free.append(block)
-    if len(_memory.free) > KEPT:
-        _memory.free.pop(min(range(len(_memory.free)), key=lambda place: len(_memory.free[place])))
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None = None, padding: tuple[int, int] = (0, 0)) -> Tensor:
