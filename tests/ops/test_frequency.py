@@ -55,11 +55,22 @@ def test_by_hand():
     torch.testing.assert_close(convolve(x, weight)[0, 0], torch.tensor([[8.0, 11.0], [17.0, 20.0]]))
 
 
-def test_it_is_closer_to_the_truth_than_a_direct_convolution():
+def test_dense_maps_are_closer_to_the_truth_than_with_a_direct_convolution():
     x, weight, bias = made(32, 32, 64, (14, 14), (5, 5))
     exact = F.conv2d(x.double(), weight.double(), bias.double(), padding=2)
     direct = far(F.conv2d(x, weight, bias, padding=2), exact)
     assert far(convolve(x, weight, bias, (2, 2)), exact) < direct
+
+
+def test_errors_are_small_beside_the_largest_number_of_a_map():
+    x, weight, _ = made(8, 16, 16, (14, 14), (5, 5))
+    for maps in ((x - 1.5).relu().detach(), torch.zeros(8, 16, 14, 14)):
+        maps[:, :, 0, 0] = 1e4
+        error = (
+            convolve(maps, weight, None, (2, 2)).double() - F.conv2d(maps.double(), weight.double(), padding=2)
+        ).abs()
+        assert error.max() < 1e4 * 3e-6
+    assert error[:, :, 8:, 8:].max() > 0  # also where a kernel sees zeros only
 
 
 def test_the_order_of_axes_is_that_of_the_network():
@@ -68,6 +79,10 @@ def test_the_order_of_axes_is_that_of_the_network():
     assert convolve(x, weight, bias).is_contiguous()
     assert convolve(x.to(**last), weight, bias).is_contiguous(**last)
     assert convolve(x, weight.to(**last), bias).is_contiguous(**last)
+    for order in (last, {"memory_format": torch.contiguous_format}):
+        tensors = [x.to(**order).requires_grad_(), weight.to(**order).requires_grad_()]
+        for gradient in torch.autograd.grad(convolve(*tensors).sum(), tensors):
+            assert gradient.is_contiguous(**order)
 
 
 def test_several_passes_before_the_gradients_do_not_disturb_each_other():
@@ -106,6 +121,8 @@ def test_gradients_can_be_differentiated_and_taken_twice():
     first = torch.autograd.grad(loss, [x, weight, bias], retain_graph=True)
     for one, other in zip(first, torch.autograd.grad(loss, [x, weight, bias]), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-3)
+    places = [block.data_ptr() for block in _memory.free]
+    assert len(places) == len(set(places))  # nothing was given back twice
 
 
 def test_numbers_do_not_depend_on_what_was_computed_before_or_in_which_thread():
@@ -163,6 +180,9 @@ def test_a_transform_is_the_discrete_one():
         (Shape((28, 28), (5, 5), (2, 2)), 32, 1, 32, False),  # and the first
         (Shape((12, 12), (5, 5), (0, 0)), 10, 32, 64, False),  # few samples: the weights are transformed for them
         (Shape((8, 8), (3, 3), (1, 1)), 64, 128, 128, False),  # small kernels never
+        (Shape((14, 14), (5, 5), (2, 2)), 10, 32, 64, False),  # 160 products for a number
+        (Shape((32, 32), (7, 7), (3, 3)), 32, 32, 64, True),
+        (Shape((33, 33), (7, 7), (3, 3)), 32, 32, 64, False),  # large maps take longer to transform
     ],
 )
 def test_frequencies_are_for_large_kernels_and_many_channels(shape, samples, into, channels, pays):

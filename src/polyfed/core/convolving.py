@@ -1,7 +1,8 @@
 """Training with large kernels on a processor: frequencies instead of a direct convolution, where that is faster.
 
-Any call of `conv2d` in a network is looked at, so networks of other people gain as well. Which way is taken depends on
-the shapes alone, and both are equal up to rounding. Private training and stacks of clients have ways of their own.
+In a network with such a layer every call of `conv2d` is looked at, so networks of other people gain as well. Which way
+is taken depends on the shapes alone, and both are equal up to rounding. Private training and stacks of clients have
+ways of their own; whatever is not plain training (transforms of functions, tracing, other precisions) is left to torch.
 """
 
 from __future__ import annotations
@@ -13,9 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from polyfed.ops.frequency import Shape, convolve
-
-SMALLEST = 5  # the side of a kernel from which on a network is looked at
+from polyfed.ops.frequency import SMALLEST, Shape, convolve, is_batched
+from polyfed.ops.memory import forget
 
 
 class LargeKernels(TorchFunctionMode):
@@ -34,22 +34,31 @@ class LargeKernels(TorchFunctionMode):
     def __exit__(self, *details: Any) -> None:
         if self.needed:
             super().__exit__(*details)
+            forget()
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if function is torch.conv2d:
-            chosen = _shape(*args, **kwargs)
+        if function is torch.conv2d and _plainly():
+            chosen = _shape(**dict(zip(ARGUMENTS, args, strict=False)), **kwargs)
             if chosen is not None:
-                x, weight, bias = (_argument(place, name, args, kwargs) for place, name in enumerate(FIRST))
-                return convolve(x, weight, bias, chosen.padding)
+                given = dict(zip(ARGUMENTS, args, strict=False)) | kwargs
+                return convolve(given["input"], given["weight"], given.get("bias"), chosen.padding)
         return function(*args, **kwargs)
 
 
-FIRST = ("input", "weight", "bias")
+ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 
 
-def _argument(place: int, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    return args[place] if place < len(args) else kwargs.get(name)
+def _plainly() -> bool:
+    """Tell whether a call is computed here and now, by torch's ordinary rules."""
+    return not (
+        torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
+        or torch.is_inference_mode_enabled()
+        or torch.is_autocast_enabled("cpu")
+        or torch.compiler.is_compiling()
+        or torch.jit.is_tracing()  # type: ignore[attr-defined]
+    )
 
 
 def _shape(
@@ -61,21 +70,41 @@ def _shape(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Shape | None:
-    """Return the shape of a convolution that is faster with frequencies; none for all others."""
+    """Return the shape of a convolution that is faster with frequencies; none for all others, and for what is wrong."""
     tensors = [tensor for tensor in (input, weight, bias) if tensor is not None]
-    plain = _pair(stride) == _pair(dilation) == (1, 1) and groups == 1 and input.dim() == weight.dim() == 4
-    fits = plain and input.shape[1] == weight.shape[1] and (bias is None or len(bias) == len(weight))
-    if not fits or any(tensor.dtype != torch.float32 or tensor.device.type != "cpu" for tensor in tensors):
+    if not all(_is_plain(tensor) for tensor in tensors) or not input.dim() == weight.dim() == 4:
+        return None
+    if not _pair(stride) == _pair(dilation) == (1, 1) or groups != 1 or input.shape[1] != weight.shape[1]:
+        return None
+    if bias is not None and bias.shape != weight.shape[:1]:
         return None
     size, kernel = (input.shape[2], input.shape[3]), (weight.shape[2], weight.shape[3])
     if padding == "same":
         if not (kernel[0] % 2 and kernel[1] % 2):
             return None
         padding = kernel[0] // 2, kernel[1] // 2
-    shape = Shape(size, kernel, (0, 0) if padding == "valid" else _pair(padding))
-    inside = all(p < k for p, k in zip(shape.padding, kernel, strict=True))
-    return shape if inside and min(shape.out) > 0 and shape.pays(len(input), *reversed(weight.shape[:2])) else None
+    around = (0, 0) if padding == "valid" else _pair(padding)
+    if around is None or not all(0 <= p < k for p, k in zip(around, kernel, strict=True)):
+        return None
+    shape = Shape(size, kernel, around)
+    return shape if min(shape.out) > 0 and shape.pays(len(input), *reversed(weight.shape[:2])) else None
 
 
-def _pair(value: int | Sequence[int]) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (value[0], value[-1])
+def _is_plain(tensor: Any) -> bool:
+    """Tell whether something is a tensor of ordinary numbers in the processor's memory."""
+    return (
+        type(tensor) in (Tensor, nn.Parameter)
+        and tensor.dtype == torch.float32
+        and tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and not is_batched(tensor)
+    )
+
+
+def _pair(value: Any) -> tuple[int, int] | None:
+    """Return a setting for height and width; none for what torch may know how to read."""
+    if type(value) is int:
+        return value, value
+    if isinstance(value, Sequence) and len(value) in (1, 2) and all(type(part) is int for part in value):
+        return value[0], value[-1]
+    return None

@@ -1,9 +1,10 @@
-"""Convolutions with large kernels as products of frequencies: a third of the arithmetic of a 5x5 kernel, or less.
+"""Convolutions with large kernels as products of frequencies: less arithmetic where there are many channels.
 
 A convolution of maps is a product of their discrete Fourier transforms, frequency by frequency. Both transforms are
 matrix products here, along the width and then along the height, and so is what happens at a frequency: a matrix of
 `samples x channels in` times one of `channels in x channels out`. So everything is done by the routine that a processor
-is best at. Numbers are as exact as those of a direct convolution (the sums are shorter).
+is best at. Results are off by rounding, as those of a direct convolution are, but in relation to the largest number of
+a map and not to those that a kernel sees: where all of these are zero, a result is not quite zero.
 
 The maps are no longer than needed: a kernel that reaches `padding` beyond the edge wants `size + padding` frequencies,
 and what wraps around falls on places that nobody asks for.
@@ -25,6 +26,8 @@ from torch import Tensor
 from polyfed.ops.memory import borrowed, returned, scratch
 
 CHANNELS_LAST = torch.channels_last
+SMALLEST = 5  # side of a kernel
+LARGEST = 32  # side of a map
 PRODUCTS = 200  # of a direct convolution, for each number that is transformed: from here on frequencies are used
 
 
@@ -51,12 +54,14 @@ class Shape(NamedTuple):
         """Tell whether frequencies are the faster way to train on so many samples: for kernels of 5x5 or more.
 
         Their time goes into transforming, which the memory bounds; that of a direct convolution into its products. At
-        equal speed there are about 130 products for each number that is transformed; the rule asks for more, since some
-        processors multiply faster (`benchmarks/kernels.py`, decision 0022).
+        equal speed there are 130 to 150 products for each number that is transformed; the rule asks for more, since
+        some processors multiply faster. Transforms of large maps cost more a number: they are matrices as long and as
+        wide as a map (`benchmarks/kernels.py`, decision 0022).
         """
         products = samples * into * channels * math.prod(self.kernel) * math.prod(self.out)
         numbers = math.prod(self.frequencies) * (samples * into + samples * channels + into * channels)
-        return min(self.kernel) >= 5 and 3 * products >= PRODUCTS * 4 * numbers
+        fits = min(self.kernel) >= SMALLEST and max(self.size) <= LARGEST
+        return fits and 3 * products >= PRODUCTS * 4 * numbers
 
 
 class Transform:
@@ -105,7 +110,7 @@ def plan_of(shape: Shape) -> Plan:
     oh, ow = shape.out
     count = shape.frequencies[1]
     # Along the width only the first half is kept; the others are their mirror image, so they count twice.
-    twice = torch.full((count, 1), 2.0, dtype=torch.float64)
+    twice = torch.full((count, 1), 2.0, dtype=torch.float64, device="cpu")
     twice[0] = 1.0
     if wide % 2 == 0:
         twice[-1] = 1.0
@@ -116,8 +121,8 @@ def plan_of(shape: Shape) -> Plan:
 
 
 def _angles(length: int, of: int, count: int, offset: int) -> Tensor:
-    places = torch.arange(length, dtype=torch.float64) + offset
-    turns = torch.arange(count, dtype=torch.float64)[:, None] * places / of
+    places = torch.arange(length, dtype=torch.float64, device="cpu") + offset
+    turns = torch.arange(count, dtype=torch.float64, device="cpu")[:, None] * places / of
     return turns.frac() * (2 * math.pi)
 
 
@@ -182,9 +187,8 @@ class _Convolution(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         samples, channels = x.shape[0], weight.shape[0]
         of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
-        if (
-            torch.is_grad_enabled() or ctx.frequencies is None
-        ):  # a gradient of this gradient is wanted, or it is a second
+        # A gradient of this gradient is wanted, it is the second one of a pass, or many are taken at once.
+        if torch.is_grad_enabled() or ctx.frequencies is None or is_batched(gradients[0]):
             padding, ones = list(ctx.shape.padding), [1, 1]
             wanted = [of_x, of_weight, of_bias]
             more = [channels] if of_bias else None
@@ -215,6 +219,12 @@ class _Convolution(torch.autograd.Function):
         return *found, None, None
 
 
+def is_batched(tensor: Tensor) -> bool:
+    """Tell whether a tensor stands for many (`vmap`, `is_grads_batched`), which cannot be written into one's memory."""
+    functorch = torch._C._functorch
+    return functorch.is_batchedtensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
+
+
 def _flat(maps: Tensor, name: str) -> Tensor:
     """Return maps as [height, width, samples * channels]."""
     samples, channels, high, wide = maps.shape
@@ -230,6 +240,7 @@ def _maps(
     samples, channels, high, wide = shape
     flat = scratch("maps", high, wide, samples, channels)
     transform.back(frequencies, flat.view(high, wide, samples * channels))
-    out = torch.empty(*shape, memory_format=CHANNELS_LAST if last else torch.contiguous_format)
+    order = CHANNELS_LAST if last else torch.contiguous_format
+    out = torch.empty(*shape, dtype=torch.float32, device="cpu", memory_format=order)
     maps = flat.permute(2, 3, 0, 1)
     return out.copy_(maps) if bias is None else torch.add(maps, bias.view(1, -1, 1, 1), out=out)
