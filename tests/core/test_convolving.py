@@ -45,7 +45,7 @@ WEIGHT = torch.randn(64, 32, 5, 5) / 28
     ],
 )
 def test_large_kernels_are_computed_with_frequencies(call, counted):
-    mode = LargeKernels({"main": nn.Conv2d(1, 1, 5)})
+    mode = LargeKernels({"main": nn.Conv2d(32, 64, 5)})
     torch.manual_seed(0)
     wanted = call()
     torch.manual_seed(0)
@@ -68,7 +68,7 @@ def test_large_kernels_are_computed_with_frequencies(call, counted):
     ],
 )
 def test_all_others_are_left_to_torch(call, counted):
-    with LargeKernels({"main": nn.Conv2d(1, 1, 5)}):
+    with LargeKernels({"main": nn.Conv2d(32, 64, 5)}):
         call()
     assert counted == []
 
@@ -89,7 +89,7 @@ STRANGE = {
 def test_what_only_torch_can_read_is_left_to_torch(name, counted, monkeypatch):
     monkeypatch.setattr(Shape, "pays", lambda *_: True)
     given = {"input": X, "weight": WEIGHT} | STRANGE[name]
-    with LargeKernels({"main": nn.Conv2d(1, 1, 5)}):
+    with LargeKernels({"main": nn.Conv2d(32, 64, 5)}):
         found = F.conv2d(**given)
     assert counted == []
     assert found.shape == F.conv2d(**given).shape
@@ -99,7 +99,7 @@ def test_what_only_torch_can_read_is_left_to_torch(name, counted, monkeypatch):
     "wrong", [{"padding": (2, 2, 2)}, {"padding": "SAME"}, {"bias": torch.ones(64, 1)}, {"bias": torch.tensor(1.0)}]
 )
 def test_what_is_wrong_for_torch_is_wrong(wrong):
-    with LargeKernels({"main": nn.Conv2d(1, 1, 5)}), pytest.raises((RuntimeError, TypeError)):
+    with LargeKernels({"main": nn.Conv2d(32, 64, 5)}), pytest.raises((RuntimeError, TypeError)):
         F.conv2d(**{"input": X, "weight": WEIGHT, "padding": 2} | wrong)
 
 
@@ -108,7 +108,7 @@ class Marked(torch.Tensor):
 
 
 def test_a_tensor_of_another_class_keeps_it(counted):
-    with LargeKernels({"main": nn.Conv2d(1, 1, 5)}):
+    with LargeKernels({"main": nn.Conv2d(32, 64, 5)}):
         assert type(F.conv2d(X.as_subclass(Marked), WEIGHT, padding=2)) is Marked
     assert counted == []
 
@@ -155,12 +155,12 @@ def test_many_gradients_at_once_are_right(counted):
 
 
 def test_other_defaults_change_nothing():
-    with LargeKernels({"main": nn.Conv2d(1, 1, 5)}):
+    with LargeKernels({"main": nn.Conv2d(32, 64, 5)}):
         wanted = F.conv2d(X, WEIGHT, padding=2)
     torch.set_default_dtype(torch.float64)
     torch.set_default_device("meta")
     try:
-        with LargeKernels({"main": nn.Conv2d(1, 1, 5)}):
+        with LargeKernels({"main": nn.Conv2d(32, 64, 5)}):
             found = F.conv2d(X, WEIGHT, padding=2)
     finally:
         torch.set_default_dtype(torch.float32)
@@ -180,21 +180,37 @@ def test_memory_goes_back_at_the_end():
 
 
 def test_errors_are_those_of_torch():
-    with LargeKernels({"main": nn.Conv2d(1, 1, 5)}), pytest.raises(RuntimeError, match="channels"):
+    with LargeKernels({"main": nn.Conv2d(32, 64, 5)}), pytest.raises(RuntimeError, match="channels"):
         F.conv2d(X, WEIGHT[:, :16], padding=2)
-    with LargeKernels({"main": nn.Conv2d(1, 1, 5)}), pytest.raises(RuntimeError, match="size"):
+    with LargeKernels({"main": nn.Conv2d(32, 64, 5)}), pytest.raises(RuntimeError, match="size"):
         F.conv2d(X[:, :, :3, :3], WEIGHT)
 
 
-def test_networks_without_large_kernels_are_not_looked_at(counted):
-    for models, able in (({"main": nn.Conv2d(1, 1, 3)}, True), ({"main": nn.Conv2d(1, 1, 5)}, False)):
-        with LargeKernels(models, able):
-            F.conv2d(X, WEIGHT, padding=2)
+@pytest.mark.parametrize(
+    "network",
+    [
+        nn.Conv2d(32, 64, 3),
+        nn.Conv2d(6, 16, 5),  # too few channels, however many samples
+        nn.Conv2d(32, 64, 7, stride=2),
+        nn.Conv2d(32, 64, 5, groups=2),
+        nn.Linear(3, 2),
+    ],
+)
+def test_networks_without_such_a_layer_are_not_looked_at(network, counted):
+    mode = LargeKernels({"main": network})
+    with mode:
+        F.conv2d(X, WEIGHT, padding=2)
     assert counted == []
+    assert not mode.needed
+
+
+def test_one_such_layer_is_enough():
+    assert LargeKernels({"main": nn.Linear(3, 2), "more": nn.Sequential(nn.Conv2d(32, 64, 5))}).needed
+    assert not LargeKernels({"main": nn.Conv2d(32, 64, 5)}, able=False).needed
 
 
 def test_other_threads_are_not_concerned(counted):
-    with LargeKernels({"main": nn.Conv2d(1, 1, 5)}):
+    with LargeKernels({"main": nn.Conv2d(32, 64, 5)}):
         thread = threading.Thread(target=lambda: F.conv2d(X, WEIGHT, padding=2))
         thread.start()
         thread.join()
@@ -230,7 +246,7 @@ def test_runs_use_them_and_learn_the_same(model, counted, monkeypatch):
         results[workers] = federation(model, engine="threads", workers=workers)
         assert len(counted) >= 4 * 2  # every client in both rounds
         counted.clear()
-    monkeypatch.setattr(convolving, "SMALLEST", 99)
+    monkeypatch.setattr(convolving, "could_pay", lambda *_: False)
     plain = federation(model, engine="threads", workers=1)
     assert counted == []
     states = [result.models[2].state_dict() for result in (results[1], results[2], plain)]

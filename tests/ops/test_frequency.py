@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyfed.ops.frequency import Shape, convolve, plan_of
+from polyfed.ops.frequency import Shape, convolve, could_pay, plan_of
 from polyfed.ops.memory import KEPT, _memory, borrowed, returned
 
 
@@ -187,3 +187,26 @@ def test_a_transform_is_the_discrete_one():
 )
 def test_frequencies_are_for_large_kernels_and_many_channels(shape, samples, into, channels, pays):
     assert shape.pays(samples, into, channels) is pays
+
+
+@given(
+    st.integers(1, 64),
+    st.integers(1, 64),
+    st.integers(5, 9),
+    st.integers(1, 32),
+    st.integers(0, 4),
+    st.integers(1, 500),
+)
+@settings(deadline=None)
+def test_what_pays_could_pay(into, channels, kernel, size, padding, samples):
+    if size + 2 * padding < kernel or 2 * padding >= kernel:  # results are not larger than inputs
+        return
+    if Shape((size, size), (kernel, kernel), (padding, padding)).pays(samples, into, channels):
+        assert could_pay(into, channels, (kernel, kernel))
+
+
+def test_few_channels_never_pay():
+    assert could_pay(16, 32, (5, 5))
+    assert not could_pay(6, 16, (5, 5))
+    assert not could_pay(1, 64, (7, 7))
+    assert not could_pay(512, 512, (3, 3))

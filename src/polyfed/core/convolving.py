@@ -1,8 +1,9 @@
 """Training with large kernels on a processor: frequencies instead of a direct convolution, where that is faster.
 
-In a network with such a layer every call of `conv2d` is looked at, so networks of other people gain as well. Which way
-is taken depends on the shapes alone, and both are equal up to rounding. Private training and stacks of clients have
-ways of their own; whatever is not plain training (transforms of functions, tracing, other precisions) is left to torch.
+In a network with such a layer every call of `conv2d` is looked at, so networks of other people gain as well; others do
+not notice. Which way is taken depends on the shapes alone, and both are equal up to rounding. Private training and
+stacks of clients have ways of their own; whatever is not plain training (transforms of functions, tracing, other
+precisions) is left to torch.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from polyfed.ops.frequency import SMALLEST, Shape, convolve, is_batched
+from polyfed.ops.frequency import Shape, convolve, could_pay, is_batched
 from polyfed.ops.memory import forget
 
 
@@ -24,9 +25,7 @@ class LargeKernels(TorchFunctionMode):
     def __init__(self, models: Mapping[str, nn.Module], able: bool = True) -> None:
         super().__init__()
         layers = (layer for model in models.values() for layer in model.modules())
-        self.needed = able and any(
-            isinstance(layer, nn.Conv2d) and min(layer.kernel_size) >= SMALLEST for layer in layers
-        )
+        self.needed = able and any(isinstance(layer, nn.Conv2d) and _may_be_faster(layer) for layer in layers)
 
     def __enter__(self) -> LargeKernels:
         return super().__enter__() if self.needed else self
@@ -44,6 +43,11 @@ class LargeKernels(TorchFunctionMode):
                 given = dict(zip(ARGUMENTS, args, strict=False)) | kwargs
                 return convolve(given["input"], given["weight"], given.get("bias"), chosen.padding)
         return function(*args, **kwargs)
+
+
+def _may_be_faster(layer: nn.Conv2d) -> bool:
+    plain = set(layer.stride) == set(layer.dilation) == {1} and layer.groups == 1
+    return plain and could_pay(layer.in_channels, layer.out_channels, layer.kernel_size)
 
 
 ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")

@@ -64,6 +64,14 @@ class Shape(NamedTuple):
         return fits and 3 * products >= PRODUCTS * 4 * numbers
 
 
+def could_pay(into: int, channels: int, kernel: Sequence[int]) -> bool:
+    """Tell whether there are maps and numbers of samples for which `pays` is true.
+
+    A map has less than twice as many places as frequencies, and with many samples the weights' transforms cost nothing.
+    """
+    return min(kernel) >= SMALLEST and 2 * 3 * math.prod(kernel) * into * channels >= PRODUCTS * 4 * (into + channels)
+
+
 class Transform:
     """Maps to frequencies and, transposed, back: along the width, then along the height.
 
