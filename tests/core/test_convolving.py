@@ -38,7 +38,7 @@ WEIGHT = torch.randn(64, 32, 5, 5) / 28
         lambda: F.conv2d(X, WEIGHT, None, 1, 2),
         lambda: F.conv2d(X, WEIGHT, padding=(2, 2)),
         lambda: F.conv2d(input=X, weight=WEIGHT, padding="same"),
-        lambda: F.conv2d(X, WEIGHT, torch.ones(64), padding="valid"),
+        lambda: F.conv2d(X, torch.randn(64, 32, 7, 7) / 40, torch.ones(64), padding="valid"),
         lambda: F.conv2d(X, torch.randn(64, 32, 7, 5) / 28, padding=(3, 0)),
         lambda: nn.Conv2d(32, 64, 5, padding=2)(X),
         lambda: nn.Conv2d(32, 64, 5, padding=2, padding_mode="reflect")(X),

@@ -32,6 +32,19 @@ def test_the_squared_distance_is_the_sum_over_the_anchors_names():
     assert squared_distance(params, {}) == 0
 
 
+@pytest.mark.parametrize("fixed", [True, False], ids=["a fixed anchor", "an anchor that learns"])
+def test_the_squared_distance_can_be_differentiated_twice_and_in_stacks(fixed):
+    w, w0 = torch.tensor([[1.0, -2.0], [4.0, 0.5]]), torch.tensor([[0.0, 1.0], [1.0, 1.0]])
+    params, anchor = {"w": w[0].clone().requires_grad_()}, {"w": w0[0].clone().requires_grad_(not fixed)}
+    (slope,) = torch.autograd.grad(0.5 * squared_distance(params, anchor), params["w"], create_graph=True)
+    assert slope.tolist() == [1.0, -3.0]  # w - w0
+    assert torch.autograd.grad(slope.sum(), params["w"])[0].tolist() == [1.0, 1.0]
+    if not fixed:
+        assert torch.autograd.grad(squared_distance(params, anchor), anchor["w"])[0].tolist() == [-2.0, 6.0]
+    slopes = torch.func.vmap(torch.func.grad(lambda a, b: squared_distance({"w": a}, {"w": b})))(w, w0)
+    assert slopes.tolist() == (2 * (w - w0)).tolist()
+
+
 def test_differences_are_means_over_batch_and_outputs():
     one, other = torch.tensor([[1.0, 2.0], [0.0, 4.0]]), torch.tensor([[3.0, 2.0], [0.0, 0.0]])
     assert l1(one, other) == (2 + 4) / 4 and l2(one, other) == (4 + 16) / 4

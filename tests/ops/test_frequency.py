@@ -181,6 +181,8 @@ def test_a_transform_is_the_discrete_one():
         (Shape((12, 12), (5, 5), (0, 0)), 10, 32, 64, False),  # few samples: the weights are transformed for them
         (Shape((8, 8), (3, 3), (1, 1)), 64, 128, 128, False),  # small kernels never
         (Shape((14, 14), (5, 5), (2, 2)), 10, 32, 64, False),  # 160 products for a number
+        (Shape((14, 14), (5, 5), (2, 2)), 64, 16, 32, True),  # 233
+        (Shape((28, 28), (5, 5), (2, 2)), 64, 16, 32, False),  # 280, but of large maps
         (Shape((32, 32), (7, 7), (3, 3)), 32, 32, 64, True),
         (Shape((33, 33), (7, 7), (3, 3)), 32, 32, 64, False),  # large maps take longer to transform
     ],

@@ -193,7 +193,6 @@ class Stepper:
         self.guard = guard  # training is private
         self.idle = f"{party} has nothing to train in '{name}': all that it could move is frozen (requires_grad=False)."
         self.training = training
-        self.modules = party.models
         mine = {key: party.models[key].named_parameters() for key in update.trainable}
         self.chosen = {
             key: {n: p for n, p in mine[key] if p.requires_grad and is_trainable(n, prefixes)}
@@ -202,12 +201,15 @@ class Stepper:
         self.parameters: list[Tensor] = [p for group in self.chosen.values() for p in group.values()]
         if not self.parameters:
             raise InputError(unknown_parts(update, party, name) or self.idle)
+        known = {id(parameter) for parameter in self.parameters}
+        all_of = (parameter for module in party.models.values() for parameter in module.parameters())
+        self.others = [parameter for parameter in all_of if id(parameter) not in known]
         self.optimizer = make_optimizer(self.parameters, training)
 
     def choose(self) -> None:
         """Let only this update's parameters ask for gradients: it keeps the memory of alternating updates low."""
-        for module in self.modules.values():
-            module.requires_grad_(False)
+        for parameter in self.others:
+            parameter.requires_grad_(False)
         for parameter in self.parameters:
             parameter.requires_grad_(True)
 

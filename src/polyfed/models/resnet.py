@@ -190,9 +190,10 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the activated sum."""
         residual = x if self.shortcut is None else self.shortcut(x)
-        for layer in self.layers[:-1]:
+        *inner, last = self.layers
+        for layer in inner:
             x = layer(x).relu_()
-        x = self.layers[-1](x)
+        x = last(x)
         x += residual
         return x.relu_()
 

@@ -28,7 +28,8 @@ from polyfed.ops.memory import borrowed, returned, scratch
 CHANNELS_LAST = torch.channels_last
 SMALLEST = 5  # side of a kernel
 LARGEST = 32  # side of a map
-PRODUCTS = 200  # of a direct convolution, for each number that is transformed: from here on frequencies are used
+PRODUCTS = 170  # of a direct convolution, for each number that is transformed: from here on frequencies are used,
+PER_SIDE = 4  # and so many more for each pixel of a map's side
 
 
 class Shape(NamedTuple):
@@ -54,14 +55,14 @@ class Shape(NamedTuple):
         """Tell whether frequencies are the faster way to train on so many samples: for kernels of 5x5 or more.
 
         Their time goes into transforming, which the memory bounds; that of a direct convolution into its products. At
-        equal speed there are 130 to 150 products for each number that is transformed; the rule asks for more, since
-        some processors multiply faster. Transforms of large maps cost more a number: they are matrices as long and as
-        wide as a map (`benchmarks/kernels.py`, decision 0022).
+        equal speed there are 130 to 150 products for each number that is transformed on one kind of processor, and 220
+        to 330 on another, whose direct convolutions are twice as fast. The line is drawn between them, higher for large
+        maps: their transforms are matrices as long and as wide as a map (`benchmarks/kernels.py`, decision 0022).
         """
         products = samples * into * channels * math.prod(self.kernel) * math.prod(self.out)
         numbers = math.prod(self.frequencies) * (samples * into + samples * channels + into * channels)
         fits = min(self.kernel) >= SMALLEST and max(self.size) <= LARGEST
-        return fits and 3 * products >= PRODUCTS * 4 * numbers
+        return fits and 3 * products >= (PRODUCTS + PER_SIDE * max(self.size)) * 4 * numbers
 
 
 def could_pay(into: int, channels: int, kernel: Sequence[int]) -> bool:
