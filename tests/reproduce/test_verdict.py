@@ -70,8 +70,16 @@ def test_holm_widens_and_stops():
     twice = judge([weak, weak, strong])  # 0.0474 > 0.05 / 2: both weak ones stop there
     assert [found.verdict for found in twice] == ["not resolved", "not resolved", "reproduced"]
     assert twice[0].level == twice[1].level == 0.975
-    few = Compared(FIVE[:4], 2.0, 1)
-    assert judge([weak, few])[0] == alone  # what has too few seeds is not tested
+
+
+def test_claims_that_are_not_measured_yet_count_in_the_correction():
+    """Nobody resolves a claim by running it alone: it has the level that it keeps if all others come last."""
+    strong, weak = Compared(tuple(value + 10 for value in FIVE), 12.0, 1), Compared(FIVE, 2.0, 1)
+    few, none = Compared(FIVE[:4], 2.0, 1), Compared((), 2.0, 1)
+    found = judge([weak, few])
+    assert [one.level for one in found] == [0.975, None] and found[1].verdict == "not resolved"
+    assert found[0].verdict == "not resolved"  # alone: reproduced
+    assert [one.level for one in judge([none, strong, weak, none])] == [None, 0.9875, pytest.approx(1 - 0.05 / 3), None]
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def embedding_figures(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         name = f"{run['method']}-seed{run['seed']}"
         points = np.array(run["points"])
         classes = [str(label) for label in run["label"]]
-        networks = [f"client {client}, {run['network'][str(client)]}" for client in run["client"]]
+        networks = [run["network"][str(client)] for client in run["client"]]
         for kind, groups, score in (
             ("classes", classes, run["silhouette_classes"]),
             ("networks", networks, run["silhouette_clients"]),

@@ -17,6 +17,14 @@ def _plain(axes: Any, title: str, grid: bool = True) -> None:
     bare(axes, grid)
 
 
+def _legend(figure: Any, most: int, **options: Any) -> None:
+    """Write a legend below, in as many columns as there is room for."""
+    names = [name for axes in figure.axes for name in axes.get_legend_handles_labels()[1]]
+    fitting = int(figure.get_figwidth() / (0.45 + 0.075 * max(map(len, names), default=1)))  # inches
+    columns = max(1, min(most, fitting))
+    figure.legend(loc="outside lower left", ncols=columns, frameon=False, fontsize=8.5, **options)
+
+
 def lines(
     title: str,
     x_title: str,
@@ -39,6 +47,8 @@ def lines(
             axes.fill_between(x, np.asarray(y) - half, np.asarray(y) + half, color=look.color, alpha=BAND, linewidth=0)
     if ticks:
         axes.set_xticks(range(len(ticks)), ticks)
+    elif all(float(place).is_integer() for x, _ in curves.values() for place in x):
+        axes.xaxis.get_major_locator().set_params(integer=True)  # no half a round
     if log:
         axes.set_yscale("log")
     if log_x:
@@ -46,7 +56,7 @@ def lines(
     _plain(axes, title)
     axes.set_xlabel(x_title, fontsize=9, color=MUTED)
     axes.set_ylabel(y_title, fontsize=9, color=MUTED)
-    figure.legend(loc="outside lower left", ncols=3, frameon=False, fontsize=8.5)
+    _legend(figure, 3)
     return figure
 
 
@@ -65,7 +75,7 @@ def quartiles(title: str, x_title: str, y_title: str, groups: Mapping[str, Mappi
     _plain(axes, title)
     axes.set_xlabel(x_title, fontsize=9, color=MUTED)
     axes.set_ylabel(y_title, fontsize=9, color=MUTED)
-    figure.legend(loc="outside lower left", ncols=3, frameon=False, fontsize=8.5)
+    _legend(figure, 3)
     return figure
 
 
@@ -98,13 +108,7 @@ def scatter(title: str, points: np.ndarray, groups: Sequence[str]) -> Any:
     _plain(axes, title, grid=False)
     axes.set_xticks([])
     axes.set_yticks([])
-    figure.legend(
-        loc="outside lower left",
-        ncols=5 if max(map(len, names)) < 10 else 2,
-        frameon=False,
-        fontsize=8,
-        markerscale=1.6,
-    )
+    _legend(figure, 5, markerscale=1.6)
     return figure
 
 

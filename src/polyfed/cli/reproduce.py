@@ -38,7 +38,9 @@ def reproduce(
     ] = "",
     cases: Annotated[str, typer.Option(help="Only these cases of an entry: iid,dir05.")] = "",
     budget: Annotated[str | None, typer.Option(help="Stop before this time is over: 45s, 60m, 2h.")] = None,
-    next_: Annotated[bool, typer.Option("--next", help="Go on with the queue: what decides a claim first.")] = False,
+    next_: Annotated[
+        bool, typer.Option("--next", help="Go on with the queue (of a scale, if named): what decides a claim first.")
+    ] = False,
     pages: Annotated[bool, typer.Option("--pages", help="Write docs/reproductions from the result files.")] = False,
     costs: Annotated[bool, typer.Option("--costs", help="Estimate all entries on this machine and keep it.")] = False,
     runs: Annotated[Path, typer.Option(help="Where runs are kept: the next call goes on there.")] = Path(
@@ -73,11 +75,16 @@ def reproduce(
     if costs or pages:
         return
     if next_:
-        waiting = queue(find_entries(entries, what), root)
+        waiting = [one for one in queue(find_entries(entries, what), root) if scale in (None, one[1])]
         if not waiting:
             say(Console(), "Everything in the queue is measured.")
         for entry, size in waiting:
-            if not _measure(entry, size, root, runs, clock, jobs, console, only):
+            try:
+                whole = _measure(entry, size, root, runs, clock, jobs, console, only)
+            except InputError as error:  # its data are not on this machine, say: others go on
+                say(Console(), f"Left out {entry.path} at scale {size}: {error}")
+                continue
+            if not whole:
                 say(Console(), f"The budget is used up in {entry.path} at scale {size}: the same command goes on.")
                 return
         return
@@ -115,7 +122,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _list(entries: Sequence, root: Path) -> None:  # type: ignore[type-arg]
     """Print each entry with its scales: what was measured, what is left, and how long that takes on this machine."""
-    from polyfed.reproduce.cost import calibrate, guess, left, minutes_of, read_costs, stored_speed
+    from polyfed.reproduce.cost import calibrate, guess, is_timed, left, minutes_of, read_costs, stored_speed
     from polyfed.reproduce.pages import seeds_of, verdicts
     from polyfed.reproduce.results import read_result
     from polyfed.reproduce.verdict import summary
@@ -124,16 +131,17 @@ def _list(entries: Sequence, root: Path) -> None:  # type: ignore[type-arg]
     for entry in entries:
         say(Console(), f"{entry.path}  {entry.title}")
         for scale in entry.scales:
+            result = read_result(root, entry, scale)
             minutes = kept.get(entry.path, {}).get(scale)  # of the machine where they were estimated
-            if minutes is None or then is None:
+            if minutes is None or then is None or is_timed(entry, scale, result):
                 minutes = minutes_of(entry, scale, root, guess(speed))
             else:
                 minutes *= then.operations / speed.operations
-            result = read_result(root, entry, scale)
             words = [left(entry, scale, result, minutes)]
             if result is not None:
                 seeds = f"seeds {seeds_of(result)}" if not entry.computed else ""
-                words = [summary(verdicts(entry, scale, result)), seeds, *words]
+                took = "" if entry.computed or words[0] else f"took {result.seconds / 60:.0f} min"
+                words = [summary(verdicts(entry, scale, result)), seeds, took, *words]
             say(Console(), f"    {scale:<6}  {'; '.join(word for word in words if word)}")
     say(Console(), "Run one with polyfed reproduce PAPER/ENTRY --scale SCALE [--budget 60m].")
 

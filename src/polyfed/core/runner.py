@@ -202,8 +202,8 @@ class Stepper:
         if not self.parameters:
             raise InputError(unknown_parts(update, party, name) or self.idle)
         known = {id(parameter) for parameter in self.parameters}
-        all_of = (parameter for module in party.models.values() for parameter in module.parameters())
-        self.others = [parameter for parameter in all_of if id(parameter) not in known]
+        every = [parameter for module in party.models.values() for parameter in module.parameters()]
+        self.others: list[Tensor] = [parameter for parameter in every if id(parameter) not in known]
         self.optimizer = make_optimizer(self.parameters, training)
 
     def choose(self) -> None:

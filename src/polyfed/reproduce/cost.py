@@ -172,6 +172,18 @@ def guess(speed: Speed) -> Callable[[Config], float]:
     return seconds
 
 
+def is_timed(entry: Entry, scale: str, result: Result | None) -> bool:
+    """Tell whether every row of every case has been run at least once, so that nothing need be guessed."""
+    if result is None or entry.kind in ("count", "study"):
+        return False
+    for case in entry.cases(scale):
+        runs = result.cases[case.name].runs if case.name in result.cases else {}
+        for label in entry.experiment(scale, case).compare:
+            if not any("seconds" in values for values in runs.get(label, {}).values()):
+                return False
+    return True
+
+
 def minutes_of(entry: Entry, scale: str, root: Path, seconds: Callable[[Config], float]) -> float:
     """Return the minutes of all runs of an entry at a scale: those that their like took, or as guessed."""
     if entry.kind in ("count", "study"):

@@ -74,6 +74,7 @@ class Case:
     numbers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # quantity -> label -> value
     claims: tuple[Claim, ...] | None = None  # None: those of the entry
     ours: str = ""  # why it is no case of the paper: its claims are ours then
+    same: str = ""  # the case that it is at another scale, under another name
 
     def number(self, side: Side) -> float | None:
         """Return what the paper reports."""
@@ -162,6 +163,7 @@ class Entry:
                     told.get("numbers", {}),
                     claims,
                     told.get("ours", ""),
+                    told.get("same", ""),
                 )
             )
         return made
@@ -169,15 +171,11 @@ class Entry:
     def claims(self, case: Case, scale: str) -> list[Claim]:
         """Return what the paper claims in a case.
 
-        A scale may have claims of its own (`claims`), and leave out those that it cannot show (`without`).
+        A scale may have claims of its own (`claims`).
         """
-        own = self.told.get(scale, {})
-        if "claims" not in own and case.claims is not None:
-            found = list(case.claims)
-        else:
-            found = [parse_claim(text, self.quantity) for text in self.option(scale, "claims", ())]
-        left_out = [parse_claim(text, self.quantity) for text in own.get("without", ())]
-        return [claim for claim in found if claim not in left_out]
+        if "claims" not in self.told.get(scale, {}) and case.claims is not None:
+            return list(case.claims)
+        return [parse_claim(text, self.quantity) for text in self.option(scale, "claims", ())]
 
     def swapped(self, scale: str) -> bool:
         """Tell whether a scale has other data than the paper's, so that only directions can be compared."""

@@ -46,15 +46,19 @@ def draw_curves(entry: Entry, scale: str, result: Result, root: Path) -> None:
     from polyfed.analysis.figures import lines
 
     for case in entry.cases(scale):
-        curves = {}
+        curves, bands = {}, {}
         for label, seeds in result.case(case.name).curves.items():
             rounds = [round_ for round_, _ in next(iter(seeds.values()))]
-            values = [[value for _, value in points] for points in seeds.values()]
-            curves[label] = (rounds, [fmean(column) for column in zip(*values, strict=True)])
+            columns = list(zip(*([value for _, value in points] for points in seeds.values()), strict=True))
+            curves[label] = (rounds, [fmean(column) for column in columns])
+            bands[label] = [stdev(column) if len(column) > 1 else 0.0 for column in columns]
         if curves:
             kind = entry.told["curve"]
-            what = f"{f'{kind} ' if isinstance(kind, str) else ''}accuracy, %, mean over seeds"
-            draw(entry, scale, result, root, f"{case.name}-", {"curves": lines(case.title, "round", what, curves)})
+            what = f"{f'{kind} ' if isinstance(kind, str) else ''}accuracy, %"
+            few = len(curves) <= 4  # bands of more would hide each other
+            title = f"{case.title}: means{', one standard deviation' if few else ''} over seeds"
+            figure = lines(title, "round", what, curves, errors=bands if few else None)
+            draw(entry, scale, result, root, f"{case.name}-", {"curves": figure})
 
 
 def on_axis(entry: Entry, scale: str, result: Result) -> dict[str, dict[float, Sequence[float]]]:
@@ -90,6 +94,12 @@ def draw_axis(entry: Entry, scale: str, result: Result, root: Path) -> None:
     what, ticks = f"{entry.quantity} accuracy, %", [f"{place:g}" for place in places]
     figure = lines(title, entry.told["axis"]["name"], what, curves, ticks, errors=errors)
     draw(entry, scale, result, root, "", {"axis": figure})
+
+
+def redraw(entry: Entry, scale: str, result: Result, root: Path) -> None:
+    """Draw again what follows from the result file alone: curves, and what is over an axis."""
+    draw_curves(entry, scale, result, root)
+    draw_axis(entry, scale, result, root)
 
 
 def draw(entry: Entry, scale: str, result: Result, root: Path, name: str, figures: Mapping[str, Any]) -> None:
@@ -167,9 +177,12 @@ def synthetic(folder: Path, count: int = 32) -> Drawn:
     real = {label: pixels[labels == label].mean(0) for label in made}
     errors = [float((images.detach().mean(0) - real[label]).square().mean()) for label, images in made.items()]
     plain = [float((mean - image).square().mean()) for image in real.values()]
-    rows = {f"class {label}": images.detach()[:8] for label, images in made.items()}
+    rows = {}
+    for label, images in made.items():
+        rows[f"class {label}"] = images.detach()[:8]
+        rows[f"class {label}, real"] = pixels[labels == label][:8]
     numbers = {"image error": sum(errors) / len(errors), "mean image error": sum(plain) / len(plain)}
-    return numbers, {"samples": image_grid("Synthetic samples", rows)}
+    return numbers, {"samples": image_grid("Synthetic samples, and real ones", rows)}
 
 
 ANALYSES: dict[str, Callable[..., Drawn]] = {

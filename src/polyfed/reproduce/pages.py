@@ -8,11 +8,25 @@ from statistics import fmean, stdev
 
 from polyfed.reproduce.cost import left, read_costs
 from polyfed.reproduce.entries import PAPERS, Case, Entry, read_entries
+from polyfed.reproduce.figures import redraw
 from polyfed.reproduce.results import Measured, Number, Result, Row, current, is_stale, judged, numbers, read_result
-from polyfed.reproduce.standing import Known, known, standing
+from polyfed.reproduce.standing import Known, known, once, standing
 from polyfed.reproduce.verdict import SEEDS, VERDICTS, Verdict, between, decimals, summary
 
 FOLDER = Path("docs") / "reproductions"
+NAMES = {  # of rows in the papers, where ours have others
+    "fedin": {"inco": "InCoAvg", "fedin-no-in": "w/o IN", "fedin-no-prox": "w/o Prox", "fedin-no-opt": "w/o Opt"},
+    "fedfd": {
+        "feddf_hetero": "FedFusion-h",
+        "moon-h": "MOON-h",
+        "fedgen_hetero": "FedGen-h",
+        "dafkd_hetero": "DaFKD-h",
+        "fedmd-server": "FedMD",
+    },
+    "fedvtc": {"fedgen-head": "FedGen", "ccvr-clients": "CCVR"},
+    "ams": {"ams": "AMS-top1", "ams-full": "AMS-full", "oneshot_fedavg": "FedAvg"},
+    "fedmd_global": {"fedmd_global-plain": "FedMD+Global", "fedmd_global": "FedMD+Global with LwoF"},
+}
 TITLES = {
     "fedin": "FedIN",
     "fedfd": "FedFD",
@@ -23,7 +37,12 @@ TITLES = {
 
 
 def write_pages(root: Path) -> list[Path]:
-    """Write all pages; return their files."""
+    """Write all pages and the pictures that follow from the result files; return the pages' files."""
+    for entry in read_entries(root):
+        for scale in entry.scales:
+            result = read_result(root, entry, scale)
+            if result is not None and entry.kind not in ("count", "study"):
+                redraw(entry, scale, _shown(entry, scale, result), root)
     written = []
     for name, text in pages(root).items():
         file = root / FOLDER / name
@@ -82,12 +101,13 @@ def _index(root: Path, entries: Sequence[Entry]) -> str:
         cells = [_cells(one) for one in found] or _stale_cells(entry, root) or [("not measured", "", "", "")]
         lines.append(f"| {link} | {about} | {' | '.join('; '.join(c) for c in zip(*cells, strict=True))} | {rest} |")
         measured += found
-        for one in found:
-            (counted if entry.computed else claims).extend(one.verdicts)
+    alone = once(measured)
+    for one in alone:
+        (counted if one.entry.computed else claims).extend(one.verdicts)
     both = [", ".join(f"{some.count(verdict)} {verdict}" for verdict in VERDICTS) for some in (claims, counted)]
     believed: list[str] = []
     for paper in dict.fromkeys(entry.paper for entry in entries):
-        mine = [one for one in measured if one.entry.paper == paper]
+        mine = [one for one in alone if one.entry.paper == paper]
         believed += standing(TITLES[paper], mine, sum(entry.paper == paper for entry in entries))
     return "\n".join(
         [
@@ -102,15 +122,16 @@ def _index(root: Path, entries: Sequence[Entry]) -> str:
             f"{both[1]}.",
             "",
             f"A verdict is computed from differences paired by seed, at least {SEEDS} seeds, a t interval with Holm's "
-            "correction over the claims of the entry: *reproduced* (it contains the paper's gain and leaves out 0), "
-            "*holds* (it leaves out 0 on the paper's side), *refuted* (it leaves out 0 on the other side, or it "
-            "contains 0 and stays away from the paper's gain by more than half of it), *not resolved* otherwise. With "
-            "other data or sizes than the paper's only directions are compared, and *holds* is the best there is; a "
-            "claim that two rows are equal can only be refuted. A claim counts once, at the largest scale that has the "
-            "seeds for it. Differences of computed numbers have no interval: a claim about them holds when all are on "
-            "the paper's side (with every network, say), is refuted when all are on the other, and is not resolved "
-            "when they disagree; a computed number holds when it is off by at most half. Minutes are those of all runs "
-            "one after the other; times of what is not run yet are estimates for one thread.",
+            "correction over all claims of the entry, also those not measured yet: *reproduced* (it contains the "
+            "paper's gain and leaves out 0), *holds* (it leaves out 0 on the paper's side), *refuted* (it leaves out "
+            "0 on the other side, or it contains 0 and stays away from the paper's gain by more than half of it), "
+            "*not resolved* otherwise. With other data or sizes than the paper's only directions are compared, and "
+            "*holds* is the best there is; a claim that two rows are equal can only be refuted. A claim counts once, "
+            "at the largest scale that has the seeds for it; where two entries have it from the same runs, with the "
+            "first. Differences of computed numbers have no interval: a claim about them holds when all are on the "
+            "paper's side (with every network, say), is refuted when all are on the other, and is not resolved when "
+            "they disagree; a computed number holds when it is off by at most half. Minutes are those of all runs one"
+            " after the other; times of what is not run yet are estimates for one thread.",
             "",
             "| entry | what | verdicts | scale | seeds | minutes | not run yet |",
             "| --- | --- | --- | --- | --- | --- | --- |",
@@ -192,13 +213,14 @@ def _scale(entry: Entry, scale: str, result: Result, rest: str) -> list[str]:
         head += f" {rest}."
     lines = [head, ""]
     if entry.kind == "count":
-        return lines + _counted(numbers(entry, result))
+        rows = judged(entry, scale, result)
+        return lines + _counted(numbers(entry, result)) + (_claims(entry, scale, rows) if rows else [])
     if entry.kind != "study":
         lines += [_measured_with(entry, scale), ""]
     for case in entry.cases(scale):
         measured = result.cases.get(case.name, Measured())
         lines += _table(entry, scale, case, measured)
-    lines += _claims(entry, scale, judged(entry, scale, result))
+    lines += _claims(entry, scale, judged(entry, scale, result), is_stale(entry, scale, result))
     for figure in result.figures:
         lines += [f"![{figure.removesuffix('.png')}](figures/{figure})", ""]
     return lines
@@ -211,7 +233,11 @@ def _measured_with(entry: Entry, scale: str) -> str:
     parts = [data.source + (f" ({limit[0]:,} images)" if isinstance(limit, tuple) else "")]
     parts += [f"{size} x {size}"] if isinstance(size, int) else []
     rounds, names = base.planned_rounds(), ", ".join(dict.fromkeys(base.models.names))
-    parts += [f"{data.clients} clients", f"{rounds} round{'s' * (rounds > 1)} of {base.training.epochs} epochs", names]
+    if data.public is not None:
+        parts += [f"public: {data.public}" if isinstance(data.public, str) else f"{data.public:,} of them public"]
+    share = base.participation.share
+    parts += [f"{data.clients} clients" + (f", {share:.0%} of them in a round" if share not in (None, 1.0) else "")]
+    parts += [f"{rounds} round{'s' * (rounds > 1)} of {base.training.epochs} epochs", names]
     words = "Measured with (cases may differ in what they name; they are headed as in the paper): "
     return words + "; ".join(f"`{part}`" if ":" in part or "-" in part else part for part in parts) + "."
 
@@ -247,12 +273,18 @@ def _table(entry: Entry, scale: str, case: Case, measured: Measured) -> list[str
             if case.numbers.get(quantity):
                 paper = case.numbers[quantity].get(label)
                 cells.append("" if paper is None or label in fixes else f"{paper:g}")
-        name = f"{label} (ours: {fixes[label]})" if label in fixes else label
+        name = f"{label} (ours: {fixes[label]})" if label in fixes else _named(entry, label)
         name += " (reconstruction)" if label in reconstructed else ""
         lines.append(f"| {name} | {len(seeds)} | " + " | ".join(cells) + " |")
     for label, failed in measured.failed.items():
         lines += ["", f"{label} failed with seed {', '.join(failed)}: {next(iter(failed.values()))}"]
     return [*lines, ""]
+
+
+def _named(entry: Entry, label: str) -> str:
+    """Return a row's name as in the paper, with ours behind it."""
+    name = NAMES.get(entry.paper, {}).get(label)
+    return label if name is None else f"{name} (`{label}`)"
 
 
 def _quantities(entry: Entry, scale: str, case: Case, measured: Measured) -> list[str]:
@@ -262,10 +294,12 @@ def _quantities(entry: Entry, scale: str, case: Case, measured: Measured) -> lis
     return [quantity for quantity in wanted if quantity in there]
 
 
-def _claims(entry: Entry, scale: str, rows: Sequence[Row]) -> list[str]:
+def _claims(entry: Entry, scale: str, rows: Sequence[Row], stale: bool = False) -> list[str]:
     tested = sum(row.judged.seeds >= SEEDS for row in rows)
-    how = f"of which {tested} are tested together (Holm)"
-    how = f"each judged by its sign with all {entry.over}: computed, so without an interval" if entry.over else how
+    how = f"corrected for together (Holm); {tested} have their seeds"
+    if entry.computed:
+        how = "each judged by its sign" + (f" with all {entry.over}" if entry.over else "")
+        how += ": computed, so without an interval"
     lines = [f"Claims: {len(rows)}, {how}.", ""]
     lines += ["| case | claim | paper | ours | verdict |", "| --- | --- | --- | --- | --- |"]
     for row in rows:
@@ -281,7 +315,8 @@ def _claims(entry: Entry, scale: str, rows: Sequence[Row]) -> list[str]:
         else:
             digits = decimals(found.half)
             ours = f"{found.mean:+.{digits}f} ± {found.half:.{digits}f}"
-        verdict = f"{found.verdict} (ours: {row.fix})" if row.fix else found.verdict
+        verdict = "not counted: earlier settings" if stale else str(found.verdict)
+        verdict += f" (ours: {row.fix})" if row.fix else ""
         lines.append(f"| {row.case.title} | {row.claim.words(entry.quantity)} | {told} | {ours} | {verdict} |")
     if entry.swapped(scale):
         lines += ["", "Other data or sizes than the paper's: directions only."]

@@ -167,7 +167,7 @@ def judged(entry: Entry, scale: str, result: Result | None) -> list[Row]:
     """
     places = [(case, claim) for case in entry.cases(scale) for claim in entry.claims(case, scale)]
     tested = [_tested(entry, scale, case, claim, result) for case, claim in places]
-    verdicts = [judge_each(test) for test in tested] if entry.over else judge(tested)
+    verdicts = [judge_each(test) for test in tested] if entry.computed else judge(tested)
     return [
         Row(case, claim, found, test.gain, _ours(entry, case, claim))
         for (case, claim), test, found in zip(places, tested, verdicts, strict=True)

@@ -10,11 +10,12 @@ from typing import Any
 
 from polyfed.compare import compare, folder_of
 from polyfed.config import Config
-from polyfed.core.errors import InputError, PolyfedError, TrainingError
+from polyfed.core.checkpoint import read_json
+from polyfed.core.errors import InputError, PolyfedError, TrainingError, unknown
 from polyfed.core.versions import versions
 from polyfed.reproduce.cost import seconds_by_label
 from polyfed.reproduce.entries import Case, Entry
-from polyfed.reproduce.figures import analyzed, curves_of, draw, draw_axis, draw_curves
+from polyfed.reproduce.figures import analyzed, curves_of, draw, redraw
 from polyfed.reproduce.quantities import curve_of, held_accuracy, values_of
 from polyfed.reproduce.results import Measured, Result, forget, made_by, missing, read_result, write_result
 from polyfed.terminal.progress import Guessed, Place
@@ -144,6 +145,8 @@ def reproduce(
     InputError
         When the entry has no such scale, row or case, or its runs lie in `runs` with other settings.
     """
+    if scale not in entry.scales:
+        raise unknown(f"scale of {entry.path}", scale, entry.scales)
     only.check(entry, scale)
     result = read_result(root, entry, scale)
     if result is None or result.versions.get("polyfed") != versions()["polyfed"]:
@@ -151,8 +154,6 @@ def reproduce(
     result.command, result.versions = command or result.command, versions()
     if entry.kind in ("count", "study"):
         return _computed(entry, scale, result, root), True
-    if not entry.scales:
-        raise InputError(f"{entry.path} has no scale that can be run.")
     plan = Plan(entry, scale, result, seconds, only)
     for case in entry.cases(scale):  # runs of an earlier call, or of another entry with the same settings
         forget(result.case(case.name), entry.experiment(scale, case))
@@ -167,8 +168,7 @@ def reproduce(
         whole = False
     if any(case.runs for case in result.cases.values()):
         analyzed(entry, scale, result, root, runs)
-        draw_curves(entry, scale, result, root)
-        draw_axis(entry, scale, result, root)
+        redraw(entry, scale, result, root)
         write_result(root, entry, result)
     return result, whole
 
@@ -232,6 +232,12 @@ def _collect(entry: Entry, scale: str, case: Case, result: Result, runs: Path) -
             folder = runs / entry.folder(scale, case) / folder_of(config)
             if measured.has(label, seed) or not (folder / "result.json").is_file() or not made_by(folder, config):
                 continue
+            its, ours = read_json(folder / "result.json").get("versions", {}).get("polyfed"), result.versions["polyfed"]
+            if its != ours:
+                raise InputError(
+                    f"{folder} was run by polyfed {its or 'of an unknown version'}, and runs of two versions are never "
+                    f"paired (this is {ours}): keep them elsewhere, or name another folder (--runs)."
+                )
             last, of = entry.option(scale, "last", 1), entry.option(scale, "of", "global")
             values = values_of(folder, last, _target(entry, scale, case), of)
             if entry.option(scale, "held", False):

@@ -10,8 +10,9 @@ A claim says that a method gains so much over another. Seeds give paired differe
 
 Where the paper calls two rows equal, zero and the difference that it prints both count as no difference.
 
-The rules are asked in this order. Several claims of an entry are tested together: Holm's correction widens the
-intervals, so that the chance of a single wrong one among all of them stays below 5 %.
+The rules are asked in this order. The claims of an entry are tested together: Holm's correction widens the intervals,
+so that the chance of a single wrong one among all of them stays below 5 %. Those that are not measured yet count, too
+(as if they came last): a verdict does not depend on which claims somebody chose to measure first.
 """
 
 from __future__ import annotations
@@ -64,14 +65,14 @@ class Compared:
 
 
 def judge(claims: Sequence[Compared], seeds: int = SEEDS) -> list[Judged]:
-    """Return the verdict on every claim of an entry, with Holm's correction over those that have enough seeds."""
+    """Return the verdict on every claim of an entry, with Holm's correction over all of them."""
     tested = [place for place, claim in enumerate(claims) if len(claim.differences) >= seeds]
     chances = {place: chance(claims[place].differences) for place in tested}
     found = [_few(claim) for claim in claims]
     allowed, rejecting = 0.0, True
     for rank, place in enumerate(sorted(tested, key=lambda place: chances[place])):
         if rejecting:  # after the first that is not rejected, all others are not either
-            allowed = ERROR / (len(tested) - rank)
+            allowed = ERROR / (len(claims) - rank)
             rejecting = chances[place] <= allowed
         found[place] = _judge(claims[place], allowed, rejecting)
     return found
@@ -136,7 +137,7 @@ def judge_number(ours: float, paper: float, rounding: float) -> Verdict:
 
 def between(ends: tuple[float, float]) -> str:
     """Return in words from where to where computed differences go."""
-    return f"{ends[0]:+.2f} to {ends[1]:+.2f}"
+    return f"{ends[0]:+.2f} to {ends[1]:+.2f}" if ends[0] < ends[1] else f"{ends[0]:+.2f}"
 
 
 def judge_each(claim: Compared) -> Judged:
