@@ -45,6 +45,15 @@ def test_the_squared_distance_can_be_differentiated_twice_and_in_stacks(fixed):
     assert slopes.tolist() == (2 * (w - w0)).tolist()
 
 
+def test_a_function_of_the_squared_distance_can_be_differentiated_twice():
+    """(a^2 + b^2)^2 at a = 1, b = 2 is 25; by a 4 (a^2 + b^2) a = 20; of that 4 (3 a^2 + b^2) = 28 and 8 a b = 16."""
+    params = {"a": torch.tensor([1.0], requires_grad=True), "b": torch.tensor([2.0], requires_grad=True)}
+    value = squared_distance(params, {"a": torch.zeros(1), "b": torch.zeros(1)}) ** 2
+    (slope,) = torch.autograd.grad(value, params["a"], create_graph=True)
+    assert (value, slope) == (25, 20)
+    assert [grad.item() for grad in torch.autograd.grad(slope, list(params.values()))] == [28, 16]
+
+
 def test_differences_are_means_over_batch_and_outputs():
     one, other = torch.tensor([[1.0, 2.0], [0.0, 4.0]]), torch.tensor([[3.0, 2.0], [0.0, 0.0]])
     assert l1(one, other) == (2 + 4) / 4 and l2(one, other) == (4 + 16) / 4

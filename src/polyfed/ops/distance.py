@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,28 +11,9 @@ from torch.nn import functional as F
 
 def squared_distance(params: Mapping[str, Tensor], anchor: Mapping[str, Tensor]) -> Tensor:
     """Return ||w - w0||^2 over the names of the anchor."""
-    moved, fixed = [params[name] for name in anchor], list(anchor.values())
-    if torch._C._are_functorch_transforms_active() or any(tensor.requires_grad for tensor in fixed):
-        terms = [F.mse_loss(one, other, reduction="sum") for one, other in zip(moved, fixed, strict=True)]
-        return torch.stack(terms).sum() if terms else torch.zeros(())
-    return _SquaredDistance.apply(len(moved), *moved, *fixed) if moved else torch.zeros(())  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _SquaredDistance(torch.autograd.Function):
-    """All tensors in a few operations: a deep network has a hundred, and each costs more to start than to compute."""
-
-    @staticmethod
-    def forward(ctx: Any, count: int, *tensors: Tensor) -> Tensor:
-        ctx.save_for_backward(*tensors)
-        ctx.count = count
-        apart = torch._foreach_sub(tensors[:count], tensors[count:])
-        return torch.stack(torch._foreach_norm(apart)).square().sum()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        tensors, count = ctx.saved_tensors, ctx.count
-        apart = torch._foreach_sub(tensors[:count], tensors[count:])
-        return None, *torch._foreach_mul(apart, 2 * gradients[0]), *[None] * count
+    # One operation for each tensor: a deep network has a hundred, and each costs more to start than to compute.
+    terms = [F.mse_loss(params[name], value, reduction="sum") for name, value in anchor.items()]
+    return torch.stack(terms).sum() if terms else torch.zeros(())
 
 
 def l1(student: Tensor, teacher: Tensor) -> Tensor:
