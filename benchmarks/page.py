@@ -56,24 +56,27 @@ def where(machine: dict[str, Any]) -> str:
 def measured() -> str:
     """Return the workloads: times as fast as the reference loop."""
     found = stored("ratios")
-    rows = []
+    rows, short_of = [], []
     for workload in WORKLOADS:
         line = found["workloads"][workload.name]
+        if line["ratios"]["auto"] < workload.target:
+            short_of.append(f"{workload.name[:2]} ({line['ratios']['auto']:.1f} of {workload.target:g})")
         ratios = [
             f"{line['ratios'][name]:.2f}" if name in line["ratios"] else "" for name in ("threads", "batched", "auto")
         ]
         reference = f"{short(line['seconds']['reference'])} s"
-        load = f"{line['load']:g}" if "load" in line else ""
-        rows.append([f"{workload.name[:2]}: {WORK[workload.name]}", reference, *ratios, f"{workload.target:g}", load])
+        how = [f"{line[key]:g}" if key in line else "" for key in ("gemm_gflops", "load")]
+        rows.append([f"{workload.name[:2]}: {WORK[workload.name]}", reference, *ratios, f"{workload.target:g}", *how])
     parts = found["workloads"]
     measuring, averaging = parts["evaluation"], parts["aggregation"]
     words = [
+        f"With `auto` these rows are below what we want: {', '.join(short_of) or 'none'}.",
         f"Measuring 20 networks on 10,000 images: {ratios_of(measuring)}.",
         f"Averaging 100 ResNet-18 states: {ratios_of(averaging)}.",
         f"10,000 perceptrons with 1 % active: {scale_of(parts['scale'])}.",
         f"The framework costs {parts['overhead']['milliseconds']:.2f} ms for a client and round.",
     ]
-    heads = ["work", "reference", "`threads`", "`batched`", "`auto`", "wanted", "load"]
+    heads = ["work", "reference", "`threads`", "`batched`", "`auto`", "wanted", "GFLOP/s", "load"]
     return "\n\n".join([where(found["machine"]), table(heads, rows), "\n".join(words)])
 
 
@@ -114,9 +117,10 @@ def limits() -> str:
             for part in ("training", "fusing", "measuring")
         ]
         bounds = [short(line[bound]) if bound in line else "" for bound in ("bare_steps", "arithmetic")]
-        rows.append([name, *parts, short(line["after"]["rest"]), *bounds])
-    heads = ["seconds", "training", "fusing", "measuring", "rest", "bare steps", "arithmetic"]
-    return f"{where(found['machine'])}\n\n{table(heads, rows)}"
+        rate = f"{line['gflop'] / line['arithmetic']:.0f}" if "arithmetic" in line else ""
+        rows.append([name, *parts, short(line["after"]["rest"]), *bounds, rate])
+    heads = ["seconds", "training", "fusing", "measuring", "rest", "bare steps", "arithmetic", "GFLOP/s"]
+    return table(heads, rows)
 
 
 def many() -> str:
@@ -189,7 +193,8 @@ def compiled() -> str:
     for line in stored("compiled")["steps"]:
         steps = [short(1000 * line["plain"]), short(1000 * line["compiled"]), f"{line['ratio']:.2f}"]
         rows.append([line["network"], *steps, short(line["first_compiled"])])
-    return table(["network", "plain step, ms", "compiled, ms", "times as fast", "seconds before the first step"], rows)
+    heads = ["network", "plain step, ms", "compiled, ms", "times as fast", "seconds before the first step"]
+    return f"{where(stored('compiled')['machine'])}\n\n{table(heads, rows)}"
 
 
 def kernels() -> str:

@@ -95,21 +95,25 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the clients, for a quick look")
     parser.add_argument("--save", action="store_true", help="store the ratios for later comparisons")
+    parser.add_argument("--worse", action="store_true", help="with --save: also of workloads that have become slower")
     parser.add_argument("--engines", default="", help="comma-separated")
     parser.add_argument("--peers", action="store_true", help="also run pfl and flwr on W1 and W3 (installs them once)")
     arguments = parser.parse_args()
     file = RESULTS / "ratios.json"
     before = json.loads(file.read_text()) if file.is_file() else {}
     stored = before.get("workloads", {})
-    found: dict[str, Any] = {}
+    kept, found = dict(stored), dict[str, Any]()
     others: dict[str, Any] = {}
 
     def note(name: str, result: dict[str, Any]) -> None:
-        found[name] = result
-        if arguments.save:  # after each workload: a long run that is stopped keeps what it has
+        found[name] = result | {"gemm_gflops": described["gemm_gflops"]}
+        better = arguments.worse or not regressions({name: result}, stored)
+        if (
+            arguments.save and better and arguments.scale == 1.0
+        ):  # after each workload: a long run that is stopped keeps what it has
             RESULTS.mkdir(parents=True, exist_ok=True)
-            content = {"machine": described, "workloads": {**stored, **found}}
-            content["peers"] = {**before.get("peers", {}), **others}
+            kept.update({name: found[name]})
+            content = {"machine": described, "workloads": kept, "peers": {**before.get("peers", {}), **others}}
             file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
 
     described = machine()

@@ -93,7 +93,7 @@ MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
 WORKLOADS: Sequence[Workload] = (
     Workload("W1", "fedavg", 20, 600, 32, ("cnn2",), MNIST, 1.35, "fedavg"),
     Workload("W2", "fedproto", 20, 600, 32, CNN_MIX, MNIST, 1.35, feature_dim=64),
-    Workload("W3", "fedavg", 100, 60, 10, ("mlp:1x100",), MNIST, 6.0, "fedavg"),
+    Workload("W3", "fedavg", 100, 60, 10, ("mlp:1x100",), MNIST, 7.0, "fedavg"),
     Workload("W4", "fedavg", 20, 250, 32, RESNET_MIX, CIFAR, 1.35, "owned"),
     Workload("W5", "fedavg", 100, 60, 10, MLP_MIX, MNIST, 6.0, "owned"),
     Workload("W6-fedin", "fedin", 20, 250, 32, RESNET_MIX, CIFAR, 1.3, engines=FEW),

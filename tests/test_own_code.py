@@ -164,6 +164,9 @@ def test_compare_refuses_a_method_that_does_not_fit_before_anything_trains(tmp_p
     assert not (tmp_path / "c").exists()
     with pytest.raises(InputError, match="compare needs data"):
         pf.compare(["fedavg"])
+    for jobs, told in ((2, "cannot be handed to other processes"), ("two", "jobs is 'auto' or a number from 1")):
+        with pytest.raises(pf.InputError, match=told):
+            pf.compare(["fedavg"], clients=small(), models="mlp:1x8", rounds=1, jobs=jobs)
 
 
 def test_compare_is_the_function_also_after_its_module_was_imported():

@@ -77,6 +77,7 @@ def compare(
     jobs
         How many runs of an experiment go on at once, each in a process of its own; the results are the same. `auto`: as
         many as there are cores and memory for, once the work ahead is worth starting other processes (`polyfed.jobs`).
+        Methods on data that came as objects run one after the other.
     reference
         Whether `local` is added to the methods of an experiment.
     clients
@@ -95,6 +96,11 @@ def compare(
     if not isinstance(experiment, Experiment):
         if clients is None:
             raise InputError("compare needs data: clients=..., from polyfed.split or Clients.from_parts.")
+        if as_jobs(jobs) not in (None, 1):
+            raise InputError(
+                f"jobs={jobs} is not possible with data and networks as objects, which cannot be handed to other "
+                "processes: their runs go one after the other, each on all cores. An experiment from a file can."
+            )
         how = {"rounds": rounds, "training": training or Training(), "networks": (feature_dim, "linear")}
         how |= {"evaluation": (evaluate, None, None, None)}
         load = clients if callable(clients) else lambda seed: clients

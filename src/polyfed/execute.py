@@ -154,7 +154,16 @@ def _result(
         task=clients.task,
         names=list(clients.names),
         notes=list(clients.notes),
+        worked=_worked(federation),
     )
+
+
+def _worked(federation: Federation) -> set[int] | None:
+    """Return who was active in some round; None where a step before or after the rounds is everybody's."""
+    rounds = [line for line in federation.history if line["phase"] == "round"]
+    if federation.plan.before or federation.plan.after or any("participants" not in line for line in rounds):
+        return None
+    return {who for line in rounds for who in line["participants"]}
 
 
 def rounds_done(federation: Federation) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from polyfed.core.checkpoint import pack_tree, state_file, write_atomic, write_json
+from polyfed.core.checkpoint import pack_tree, state_file, sync_folder, write_atomic, write_json
 from polyfed.core.cost import DOWN, UP, CostMeter
 from polyfed.core.errors import InputError
 from polyfed.core.learner import Learner
@@ -19,7 +19,7 @@ from polyfed.core.selection import best_line, worth
 from polyfed.core.summary import client_columns, over_clients
 from polyfed.core.task import CLASSIFICATION, Task
 from polyfed.core.versions import versions
-from polyfed.trained import about_one, model_file
+from polyfed.trained import MANY, about_one, model_file
 
 LAST = 5  # rounds whose mean is reported beside the last one
 
@@ -91,6 +91,7 @@ class Result:
     names: list[str] = field(default_factory=list)  # of the clients, where they have names
     notes: list[str] = field(default_factory=list)  # what was done to the data
     alone: dict[str, Any] | None = None  # what each client reaches by itself, where that was measured in the same run
+    worked: set[int] | None = None  # clients that were active in some round or step; None: all may have been
 
     def __post_init__(self) -> None:
         """Nobody trains the server's model any more: it is handed out to predict."""
@@ -197,15 +198,22 @@ class Result:
         }
 
     def save(self, directory: str | Path) -> None:
-        """Write `result.json` and the clients' models (safetensors; of learners, what they were taught)."""
+        """Write `result.json` and the clients' models (safetensors; of learners, what they were taught).
+
+        Of more than `MANY` clients only those that worked in some round have a file.
+        """
         directory = Path(directory)
-        for client in self.models:
+        everybody = self.worked is None or len(self.models) <= MANY
+        written = list(self.models) if everybody else sorted(self.worked or ())
+        for client in written:
             model = self.models[client]
             if isinstance(model, Learner):  # what it was taught: from that, and its samples, it is fitted again
                 blob = pack_tree(model.lessons())
             else:
                 blob = model_file(model, {} if self.use is None else about_one(self.use, client))
-            write_atomic(directory / "models" / f"client-{client}.safetensors", blob)
+            write_atomic(directory / "models" / f"client-{client}.safetensors", blob, synced=False)
+        if written:
+            sync_folder(directory / "models")
         if self.server_model is not None:
             write_atomic(directory / "models" / "server.safetensors", state_file(self.server_model.state_dict()))
         if self.use is not None:

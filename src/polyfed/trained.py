@@ -41,6 +41,7 @@ from polyfed.stored import read_config
 
 FILE = "inputs.json"  # beside the models of a run
 CHUNK = 256  # rows at once
+MANY = 1000  # clients: of more, only those that worked in some round leave a model
 
 
 def describe_use(
@@ -194,7 +195,19 @@ def _find(place: Path, client: int | str | None) -> tuple[Path, dict[str, Any]]:
         named = f", or {', '.join(names)}" if names else ""
         which = "needs a client to be named" if client is None else f"has no client {client!r}"
         raise RunDirectoryError(f"The run in {place} {which}: they are 0 to {count - 1}{named}.")
-    return folder / f"client-{number}.safetensors", {**about_one(use, number), "number": number}
+    file = folder / f"client-{number}.safetensors"
+    if not file.is_file():
+        raise RunDirectoryError(f"There is no {file}: {no_file(number, count)}")
+    return file, {**about_one(use, number), "number": number}
+
+
+def no_file(client: int, clients: int) -> str:
+    """Return why a run may have no file of a client's model."""
+    if clients > MANY:
+        return (
+            f"of more than {MANY} clients only those that worked in some round have one, and client {client} did not."
+        )
+    return "was the run finished and kept whole?"
 
 
 def _header(path: Path) -> dict[str, Any]:

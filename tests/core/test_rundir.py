@@ -168,6 +168,16 @@ def test_only_changed_clients_are_written_again_and_old_files_go(tmp_path):
     assert torch.equal(clients[1]["x"], torch.ones(1))
 
 
+def test_all_files_of_a_checkpoint_are_on_the_disk_before_its_index_counts_on_them(tmp_path, monkeypatch):
+    run = RunDirectory.create(tmp_path / "a", {})
+    events, replace = [], os.replace
+    monkeypatch.setattr(os, "replace", lambda source, target: (events.append(target.name), replace(source, target)))
+    monkeypatch.setattr("polyfed.core.rundir.sync_folder", lambda folder: events.append(f"{folder.name} is synced"))
+    run.save(PROGRESS, TREE, {0: TREE, 1: TREE})
+    names = ["server.1-round.safetensors", "client-0.1-round.safetensors", "client-1.1-round.safetensors"]
+    assert events == [*names, "checkpoint is synced", "index.json"]
+
+
 def test_a_crash_between_the_files_leaves_the_earlier_checkpoint_valid(tmp_path, monkeypatch):
     run = RunDirectory.create(tmp_path / "a", {})
     run.append({"round": 1})

@@ -55,6 +55,43 @@ def test_the_function_keeps_its_promises() -> None:
         pf.Clients.from_function(part, 0, 6, test=part(99), num_classes=3)
 
 
+@pytest.mark.parametrize(
+    ("clients", "samples", "told"),
+    [
+        (1e3, 6, r"clients=1000\.0 is not possible: give a whole number"),
+        (3, [6, 6, 6], "samples is a whole number, or a function of the client's number, and no list"),
+    ],
+)
+def test_what_is_no_number_is_refused(clients, samples, told) -> None:
+    with pytest.raises(pf.InputError, match=told):
+        pf.Clients.from_function(part, clients, samples, test=part(99), num_classes=3)
+    assert len(pf.Clients.from_function(part, np.int64(3), np.int64(6), test=part(99), num_classes=3)) == 3
+
+
+def test_labels_that_were_not_promised_are_refused_with_the_client() -> None:
+    def other(client: int) -> tuple[np.ndarray, np.ndarray]:
+        x, y = part(client)
+        return x, y + 3 * (client == 2)
+
+    with pytest.raises(pf.InputError, match=r"Client 2 was made with labels from 3 to 5, but 3 classes .* are 0 to 2"):
+        pf.run("local", lazy(4, other), "mlp:1x8", 1)
+
+
+def test_of_many_clients_only_those_that_worked_leave_a_model(tmp_path) -> None:
+    clients = lazy(1001)
+    result = pf.run("fedavg", clients, "mlp:1x8", 2, participation=2 / 1001, evaluate="end", out=tmp_path / "a")
+    active = {client for line in result.history for client in line["participants"]}
+    files = {file.name for file in (tmp_path / "a" / "models").iterdir()}
+    assert files == {*(f"client-{client}.safetensors" for client in active), "server.safetensors", "inputs.json"}
+    idle = min(set(range(1001)) - active)
+    with pytest.raises(pf.InputError, match=rf"of more than 1000 clients only .* and client {idle} did not"):
+        pf.load_model(tmp_path / "a", client=idle)
+    assert pf.load_model(tmp_path / "a", client=min(active))
+    clients = lazy(1000)
+    pf.run("fedavg", clients, "mlp:1x8", 1, participation=2 / 1000, evaluate="end", out=tmp_path / "b")
+    assert len(list((tmp_path / "b" / "models").glob("client-*"))) == 1000
+
+
 def test_other_clients_are_another_fingerprint() -> None:
     assert lazy(3).fingerprint == lazy(3).fingerprint
     assert len({lazy(3).fingerprint, lazy(4).fingerprint, lazy(3, lambda client: part(client + 2)).fingerprint}) == 3

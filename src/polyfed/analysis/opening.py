@@ -17,6 +17,7 @@ from polyfed.core.weights import read_state
 from polyfed.data import Clients
 from polyfed.engines.inprocess import InProcess
 from polyfed.models.contract import evaluating
+from polyfed.trained import no_file
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def open_run(path: str | Path) -> OpenedRun:
     for client, info in sorted(infos.items()):
         file = path / "models" / f"client-{client}.safetensors"
         if not file.is_file():
-            raise RunDirectoryError(f"There is no {file}: was the run finished and kept whole?")
+            raise RunDirectoryError(f"There is no {file}: {no_file(client, len(infos))}")
         build = blueprints[info.architecture].build
         assert build is not None  # the models were named, so they can be built here
         model = models[client] = build().eval()

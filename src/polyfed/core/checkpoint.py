@@ -28,10 +28,11 @@ TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")  # what `write_atomic` writes to b
 Tree = Any  # tensors, numbers, words, None, and lists or string-keyed dicts of them
 
 
-def write_atomic(path: Path, content: bytes, private: bool = False) -> None:
+def write_atomic(path: Path, content: bytes, private: bool = False, synced: bool = True) -> None:
     """Write a file so that at any moment either the old or the new content is there, never a part.
 
-    A private one is for its owner only.
+    A private one is for its owner only. Who writes many into a folder brings the folder to the disk once, behind the
+    last (`sync_folder`): `synced=False`.
 
     Raises
     ------
@@ -52,7 +53,8 @@ def write_atomic(path: Path, content: bytes, private: bool = False) -> None:
         except BaseException:
             os.unlink(temporary)
             raise
-        sync_folder(path.parent)
+        if synced:
+            sync_folder(path.parent)
     except OSError as error:
         raise PolyfedError(
             f"Cannot write {path} ({error.strerror or error}): free some space or choose another --out; "

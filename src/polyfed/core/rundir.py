@@ -20,6 +20,7 @@ from polyfed.core.checkpoint import (
     parse_json,
     read_json,
     sweep,
+    sync_folder,
     unpack_tree,
     write_atomic,
     write_json,
@@ -125,14 +126,15 @@ class RunDirectory:
     def save(self, progress: Mapping[str, Any], server: Tree, clients: Mapping[int, Tree]) -> None:
         """Write a checkpoint: the server, the clients that changed, then the index that makes it valid."""
         files = dict(self.files)
+        known = {file.partition(".")[0]: file for file in files}
         tag = progress["round"], progress["phase"]
         for name, tree in [("server", server), *((f"client-{c}", t) for c, t in clients.items())]:
             blob = pack_tree(tree)
-            for old in [f for f in files if f.startswith(f"{name}.")]:
-                del files[old]
+            files.pop(known.get(name, ""), None)
             file = f"{name}.{tag[0]}-{tag[1]}.safetensors"
-            write_atomic(self.checkpoints / file, blob)
+            write_atomic(self.checkpoints / file, blob, synced=False)
             files[file] = digest(blob)
+        sync_folder(self.checkpoints)
         lines = self._flushed_history()
         index = {**progress, "files": files, "history_lines": self.history_lines, "history": digest(lines)}
         write_json(self.checkpoints / "index.json", index)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -246,13 +247,18 @@ class Clients:
         InputError
             If a client has no samples; and during a run, if one is made in another form than client 0.
         """
+        if not isinstance(clients, Integral):
+            raise InputError(f"clients={clients!r} is not possible: give a whole number.")
+        if not isinstance(samples, Integral) and not callable(samples):
+            kind = type(samples).__name__
+            raise InputError(f"samples is a whole number, or a function of the client's number, and no {kind}.")
         first = cls.from_parts([make(0)], test=test, num_classes=num_classes, name=name, normalize=False)
-        lengths = [samples] * clients if isinstance(samples, int) else [samples(client) for client in range(clients)]
+        lengths = [samples(client) for client in range(clients)] if callable(samples) else [samples] * clients
         digest = hashlib.sha256(f"{first.fingerprint}|{clients}".encode())
         digest.update(np.asarray(lengths, dtype=np.int64).tobytes())
         return replace(
             first,
-            train=make_later(make, first.train[0], lengths, keep),
+            train=make_later(make, first.train[0], lengths, keep, num_classes),
             validation=(None,) * clients,
             fingerprint=digest.hexdigest(),
             recipe={**first.recipe, "clients": clients},

@@ -24,8 +24,8 @@ Make = Callable[[int], Any]  # client -> a part, as in `Clients.from_parts`
 class Maker:
     """Makes the samples of clients and keeps those of the last few."""
 
-    def __init__(self, make: Make, first: Samples, keep: int) -> None:
-        self.make, self.keep, self.scaling = make, keep, first.scaling
+    def __init__(self, make: Make, first: Samples, keep: int, classes: int) -> None:
+        self.make, self.keep, self.scaling, self.classes = make, keep, first.scaling, classes
         self.form = _form(first.x, first.y)
         self.made: OrderedDict[int, tuple[Tensor, Tensor]] = OrderedDict()
         self.lock = Lock()
@@ -49,6 +49,12 @@ class Maker:
             raise InputError(
                 f"Client {client} was made with {len(x)} samples of {_form(x, y)}, but {length} of {self.form} were "
                 "promised, by the number of its samples and by client 0."
+            )
+        low, high = int(y.min()), int(y.max())
+        if not 0 <= low <= high < self.classes:
+            raise InputError(
+                f"Client {client} was made with labels from {low} to {high}, but {self.classes} classes (num_classes) are "
+                f"0 to {self.classes - 1}."
             )
         with self.lock:
             self.made[client] = x, y
@@ -110,7 +116,7 @@ class Made(Samples):
         return isinstance(other, Made) and (self._maker, self._client) == (other._maker, other._client)
 
 
-def made(make: Make, first: Samples, lengths: Sequence[int], keep: int) -> tuple[Samples, ...]:
+def made(make: Make, first: Samples, lengths: Sequence[int], keep: int, classes: int) -> tuple[Samples, ...]:
     """Return the samples of all clients, none of them made yet.
 
     Raises
@@ -120,5 +126,5 @@ def made(make: Make, first: Samples, lengths: Sequence[int], keep: int) -> tuple
     """
     if min(lengths, default=0) < 1:
         raise InputError("Every client needs at least one sample: give clients=... and samples=... from 1.")
-    maker = Maker(make, first, keep)
+    maker = Maker(make, first, keep, classes)
     return tuple(Made(maker, client, length) for client, length in enumerate(lengths))
