@@ -53,8 +53,8 @@ class Maker:
         low, high = int(y.min()), int(y.max())
         if not 0 <= low <= high < self.classes:
             raise InputError(
-                f"Client {client} was made with labels from {low} to {high}, but {self.classes} classes (num_classes) are "
-                f"0 to {self.classes - 1}."
+                f"Client {client} was made with labels from {low} to {high}, but {self.classes} classes (num_classes) "
+                f"are 0 to {self.classes - 1}."
             )
         with self.lock:
             self.made[client] = x, y

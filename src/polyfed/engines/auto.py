@@ -3,8 +3,8 @@
 Why this rule (measurements: `python -m benchmarks.rule`, `results/bench/rule.json`; decision 0016):
 
 - A step of a perceptron costs little arithmetic and much overhead; stacked, it is up to 19 times as fast for a client.
-  Convolutions of small images gain as well, up to 8 times; how much follows from the numbers that a convolution unfolds in a
-  step (`convolutions.py`). Larger ones are bound by arithmetic, and oneDNN knows better ways.
+  Convolutions of small images gain as well, up to 8 times; how much follows from the numbers that a convolution
+  unfolds in a step (`convolutions.py`). Larger ones are bound by arithmetic, and oneDNN knows better ways.
 - A batched matrix product computes each client's matrix as if it were alone, so the numbers of such a stack do not
   depend on who shares it: not on the number of workers, of ranks, or of clients that take part. What would run under
   `vmap` and has convolutions works one by one instead: its rounding does depend on it.

@@ -36,7 +36,7 @@ def is_convolutional(module: nn.Module) -> bool:
 
 
 # Numbers that a convolution unfolds in a step of one client. Measured (`python -m benchmarks.rule`): up to here a stack
-# of twenty is nearly twice as fast as whole clients, or faster. Beyond, `vmap` is used, where exactness is not asked for.
+# of twenty is nearly twice as fast as whole clients, or faster. Beyond, `vmap` is used where bits need not be exact.
 WINDOWS = 50_000
 
 _unfolded: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary()  # modules serve round after round
