@@ -1,8 +1,8 @@
 """What registered clients cost that are not active, and many rounds: `python -m benchmarks.many [--save]`.
 
 FedAvg on a perceptron, 1,000 active clients a round, 10^3 to 10^6 registered ones whose data a function makes. Each
-number of clients has a process of its own. Then 1,000 rounds of a small run with a directory: its first and its last
-hundred. Processor seconds and peak memory: they hold on a busy machine. `--save` writes all of it, with the slopes, to
+number of clients has a process of its own. Then the most of them with a directory: what is written when the run ends. Then
+1,000 rounds of a small run with a directory: its first and its last hundred. Processor seconds and peak memory: they hold on a busy machine. `--save` writes all of it, with the slopes, to
 `results/bench/many.json`. It takes about three minutes on an idle machine and 2.5 GB of memory.
 """
 
@@ -93,6 +93,21 @@ def long_run(rounds: int) -> dict[str, Any]:
     }
 
 
+def kept_run(clients: int) -> dict[str, Any]:
+    """Run two rounds with a directory; return what comes after the last of them: models, result, checkpoint."""
+    moments = []
+    data = pf.Clients.from_function(samples_of, clients, SAMPLES, test=samples_of(-1 % 2**31), num_classes=10)
+    share = min(1.0, ACTIVE / clients)
+    how: dict[str, Any] = {"participation": share, "training": pf.Training(batch_size=10), "workers": 1}
+    with tempfile.TemporaryDirectory() as folder:
+        note = [lambda line: moments.append(time.process_time())]
+        pf.run("fedavg", data, "mlp:1x32", 2, out=Path(folder) / "run", observers=note, evaluate="end", **how)
+        seconds = time.process_time() - moments[-1]
+        files = [file for file in Path(folder).rglob("*") if file.is_file()]
+        size = sum(file.stat().st_size for file in files)
+    return {"clients": clients, "end_seconds": round(seconds, 3), "files": len(files), "megabytes": round(size / 1e6, 1)}
+
+
 def slopes(lines: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return what each further registered client costs, between the least and the most of them."""
     least, most = lines[0], lines[-1]
@@ -127,6 +142,7 @@ def everything(numbers: Sequence[int], rounds: int) -> dict[str, Any]:
         "active": ACTIVE,
         "clients": lines,
         "slope": slope,
+        "kept": in_a_process("--kept", str(max(numbers))),
         "rounds": in_a_process("--rounds", str(rounds)),
     }
 
@@ -136,10 +152,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--save", action="store_true", help="write results/bench/many.json")
     parser.add_argument("--clients", type=int, help="only so many, in this process")
+    parser.add_argument("--kept", type=int, help="only so many with a directory, in this process")
     parser.add_argument("--rounds", type=int, help="only so many rounds of the small run, in this process")
     arguments = parser.parse_args()
     if arguments.clients:
         print(json.dumps(run(arguments.clients)))
+    elif arguments.kept:
+        print(json.dumps(kept_run(arguments.kept)))
     elif arguments.rounds:
         print(json.dumps(long_run(arguments.rounds)))
     else:

@@ -142,6 +142,11 @@ def many() -> str:
         f"{rounds['rounds']:,} rounds of a small run with a directory take {early} each at the beginning and {late}",
         f"at the end, with {held} and {at_last} GB: history is appended, not rewritten.",
     ]
+    kept = found["kept"]
+    words += [
+        f"With a directory, a run of two rounds with {kept['clients']:,} registered clients ends {short(kept['end_seconds'])} s",
+        f"after its last round, with {kept['files']:,} files of {kept['megabytes']:,.0f} MB: models of those who worked.",
+    ]
     heads = ["registered", "start", "a round", "last round, all measured", "memory at most"]
     return table(heads, rows) + "\n\n" + "\n".join(words)
 
