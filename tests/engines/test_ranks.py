@@ -34,6 +34,7 @@ LAUNCHER = [sys.executable, "-m", "torch.distributed.run"]
 FEW = ["fedavg-mlp", "fedproto-cnnxmlp"]
 RESNETS = "fedavg-resnet10xresnet14"
 MANY = [*FEW, "fedmd-cnnxmlp", "heterofl-cnn", "scaffold-mlp", "ams-mlp", "fedrolex-cnn", RESNETS, SPOILT.id]
+FAR = ["fedavg-mlp", "fedproto-cnnxmlp", "fedmd-cnnxmlp", "heterofl-cnn", "fedgh-mlp", "fedkd-cnn"]  # of many kinds
 DIVIDED = {
     "fedavg-mlp": 2,
     RESNETS: 2,
@@ -62,9 +63,10 @@ def finished(words: list[str], variables: Mapping[str, str]) -> subprocess.Compl
     )
 
 
-def on_ranks(number: int, cases: list[str], folder: Path) -> dict[str, Any]:
+def on_ranks(number: int, cases: list[str], folder: Path, **variables: str) -> dict[str, Any]:
     file = folder / f"figures-{number}.json"
-    done = launch("--standalone", "--nproc-per-node", str(number), str(HERE / "on_ranks.py"), str(file), *cases)
+    words = ["--standalone", "--nproc-per-node", str(number), str(HERE / "on_ranks.py"), str(file), *cases]
+    done = launch(*words, **variables)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(file.read_text())
 
@@ -80,6 +82,13 @@ def test_any_number_of_ranks_gives_the_results_of_one_process(number: int, tmp_p
     assert {name: shares for name, (_, shares) in found.items() if shares} == DIVIDED
     refused = [line["missing"] for line in alone(SPOILT.id)[0]]  # of another rank, and of rank 0
     assert [list(clients) for clients in refused] == [["2"], ["3"]] and "NaN" in refused[0]["2"]
+
+
+@pytest.mark.long
+def test_ranks_without_a_gpu_each_give_the_results_of_one_process(tmp_path: Path) -> None:
+    """On the pretended device of `test_device.py`: tensors travel by gloo, and are fused on the device."""
+    found = on_ranks(2, FAR, tmp_path, DEVICE="meta")
+    assert {name: figures for name, (figures, _) in found.items()} == {name: alone(name) for name in FAR}
 
 
 RUN = ["--method", "tests.engines.dying:Dying", "--clients", "5", "--rounds", "5", "--models", "mlp:3x32"]

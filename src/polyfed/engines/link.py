@@ -41,6 +41,7 @@ class Link:
         self.size = dist.get_world_size()
         # Where tensors from other GPUs arrive; None: all of them go by way of the processors' memory.
         self.gpu = device if "nccl" in str(dist.get_backend_config()) else None
+        self.device = device
         self.talking = False
         self.ended = False
 
@@ -69,6 +70,7 @@ class Link:
                 parcel = empty(some, self.gpu)
                 for piece in pieces(parcel):
                     dist.recv(piece, source)
+                parcel = parcel.to(self.device) if some[0].by_memory else parcel
                 tensors.update(zip(numbers, opened(parcel, some), strict=True))
         return tree_of(skeleton, tensors)
 
