@@ -24,7 +24,7 @@ from torch.distributed import HashStore
 from polyfed.core.errors import PolyfedError
 from polyfed.core.message import Message
 from polyfed.core.party import ClientInfo
-from polyfed.engines.link import Link, common_word, ending_in_words
+from polyfed.engines.link import Link, common_word, deaf, ending_in_words
 from polyfed.engines.packing import packed, unpacked
 from polyfed.engines.ranks import owners
 
@@ -141,6 +141,30 @@ def test_the_launcher_starts_a_broken_run_again_by_itself(whole: Path, tmp_path:
 
 
 @pytest.mark.long
+@pytest.mark.xdist_group("dying")
+def test_ctrl_c_lets_all_ranks_finish_the_round_and_saves_it(whole: Path, tmp_path: Path) -> None:
+    stopped = tmp_path / "stopped"
+    words = ["--standalone", "--nproc-per-node", "2", "-m", "polyfed", "run", *RUN, "--set", "checkpoint_seconds=1000"]
+    done = launch(*words, "--out", str(stopped), ONCE=str(tmp_path / "once"), AT="ctrl-c")
+    said = re.sub(r"\s+", " ", done.stderr)
+    assert "Stopped after round 3. Go on with polyfed resume" in said, said
+    assert "is gone" not in said and "KeyboardInterrupt" not in said
+    assert len(history(stopped)) == 3
+    gone_on = launch("--standalone", "--nproc-per-node", "2", "-m", "polyfed", "resume", str(stopped), "--quiet")
+    assert gone_on.returncode == 0, gone_on.stderr[-3000:]
+    assert history(stopped) == history(whole)
+
+
+@pytest.mark.long
+@pytest.mark.xdist_group("dying")
+def test_a_second_ctrl_c_ends_all_ranks_at_once(tmp_path: Path) -> None:
+    words = ["--standalone", "--nproc-per-node", "2", "-m", "polyfed", "run", *RUN, "--out", str(tmp_path / "run")]
+    done = launch(*words, ONCE=str(tmp_path / "once"), AT="ctrl-c-twice")
+    assert "The launcher ended this run" in re.sub(r"\s+", " ", done.stderr)
+    assert len(history(tmp_path / "run")) == 2
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("meeting", ["c10d", "static"])
 def test_two_machines(meeting: str, tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
@@ -236,6 +260,13 @@ def test_a_run_that_ends_well_leaves_signals_as_they_were(link: Link) -> None:
     with ending_in_words(link):
         assert signal.getsignal(signal.SIGTERM) == link.end
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_ctrl_c_passes_by_a_rank_that_another_one_leads() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with deaf():
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) == before
 
 
 def test_only_one_run_is_divided() -> None:

@@ -200,6 +200,18 @@ def ending_in_words(link: Link) -> Iterator[None]:
     signal.signal(signal.SIGTERM, earlier)
 
 
+@contextmanager
+def deaf() -> Iterator[None]:
+    """Let Ctrl-C pass by this process: rank 0 finishes the round with its help, and then tells it to stop."""
+    try:
+        earlier = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except ValueError:  # not the main thread: signals stay as they are
+        yield
+        return
+    yield  # where the block fails this process ends, and Ctrl-C has nothing left to stop
+    signal.signal(signal.SIGINT, earlier)
+
+
 def _gone(rank: int) -> PolyfedError:
     return PolyfedError(f"Rank {rank} of this run is gone: look for its last words above, then {GO_ON}")
 

@@ -26,7 +26,7 @@ from polyfed.core.message import Message
 from polyfed.core.method import Replies, Step
 from polyfed.core.party import ClientInfo, Context, Party, fill
 from polyfed.engines.inprocess import InProcess
-from polyfed.engines.link import Link, ending_in_words
+from polyfed.engines.link import Link, deaf, ending_in_words
 from polyfed.engines.packing import by_client, by_word, packed, unpacked
 from polyfed.engines.shares import divided, from_outlines, fuse_share, outlined, sizes_of, why_at_first
 
@@ -184,6 +184,11 @@ def work_for_first(federation: Federation, link: Link) -> None:
     SystemExit
         When rank 0 gave up: it says why.
     """
+    with deaf():
+        _work(federation, link)
+
+
+def _work(federation: Federation, link: Link) -> None:
     worker = Worker(federation, link)
     while True:
         try:
