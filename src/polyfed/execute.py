@@ -74,7 +74,7 @@ def execute(
     parties = describe_parties(config.method, clients, models, settings.seed, config.models, settings.trust)
     check_patience(settings, clients)
     federation = None if simulated else make_federation(config.method, clients, parties, settings, known, asked)
-    link = join(federation.ctx.device if federation is not None else torch.device("cpu"))
+    link = join(federation.ctx.device if federation is not None else torch.device("cpu"), out)
     if federation is None and link is not None:
         raise InputError("The engine 'flower' starts processes by itself: run it without torchrun.")
     if federation is not None and link is not None and link.number > 0:

@@ -1,7 +1,8 @@
 """A method to which something happens in the third round, once: the file that ONCE names remembers it.
 
-The process DIES (a rank) dies: AT says where: at `work`, or when it has fused its share and has not told it yet
-(`fuse`). AT=ctrl-c: somebody presses Ctrl-C while rank 0 is at work, and again with AT=ctrl-c-twice.
+The process DIES (a rank) dies, and AT says where: at `work`, at work while the others above rank 0 cannot finish theirs
+(`busy`), or when it has fused its share and has not told it yet (`fuse`). With AT=ctrl-c somebody presses Ctrl-C while
+rank 0 is at work, and again with AT=ctrl-c-twice; with AT=fault the work of rank DIES fails.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ class Dying(FedAvg):
 
     def local(self, client: Party, step: Step, ctx: Context) -> Local:
         die("work", ctx)
+        die("busy", ctx)
+        if is_time("fault", os.environ.get("DIES", "1"), ctx):
+            raise ValueError("A fault of this method.")
+        stay_busy(ctx)
         press(ctx)
         return (yield from super().local(client, step, ctx))
 
@@ -43,6 +48,11 @@ def is_time(at: str, rank: str, ctx: Context) -> bool:
 def die(at: str, ctx: Context) -> None:
     if is_time(at, os.environ.get("DIES", "1"), ctx):
         os._exit(9)
+
+
+def stay_busy(ctx: Context) -> None:
+    if ctx.round == 3 and os.environ.get("AT") == "busy" and os.environ["RANK"] not in ("0", os.environ["DIES"]):
+        signal.pause()
 
 
 def press(ctx: Context) -> None:

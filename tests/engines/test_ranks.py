@@ -142,6 +142,29 @@ def test_the_launcher_starts_a_broken_run_again_by_itself(whole: Path, tmp_path:
 
 @pytest.mark.long
 @pytest.mark.xdist_group("dying")
+@pytest.mark.parametrize(("at", "dies"), [("work", "0"), ("fuse", "0"), ("busy", "0"), ("busy", "1")])
+def test_one_rank_says_which_one_died(at: str, dies: str, tmp_path: Path) -> None:
+    """Rank 0 says it, or one of those above, whether they wait or are at work."""
+    words = ["--standalone", "--nproc-per-node", "3", "-m", "polyfed", "run", *RUN, "--out", str(tmp_path / "broken")]
+    died = launch(*words, ONCE=str(tmp_path / "once"), AT=at, DIES=dies)
+    assert (tmp_path / "once").exists()
+    said = re.sub(r"\s+", " ", died.stderr)
+    assert re.findall("Error: (Rank .) of this run is gone.*?polyfed resume", said) == [f"Rank {dies}"], said
+    assert said.count("Error: ") == said.count("ChildFailedError: ") + 1
+
+
+@pytest.mark.long
+@pytest.mark.xdist_group("dying")
+def test_a_fault_at_rank_0_ends_those_that_have_an_answer_for_it(tmp_path: Path) -> None:
+    """All workers have done their work, and wait for rank 0 to listen."""
+    words = ["--standalone", "--nproc-per-node", "2", "-m", "polyfed", "run", *RUN]
+    failed = launch(*words, ONCE=str(tmp_path / "once"), AT="fault", DIES="0")
+    said = re.sub(r"\s+", " ", failed.stderr)
+    assert said.count("A fault of this method") == 1 and "is gone" not in said, said
+
+
+@pytest.mark.long
+@pytest.mark.xdist_group("dying")
 def test_ctrl_c_lets_all_ranks_finish_the_round_and_saves_it(whole: Path, tmp_path: Path) -> None:
     stopped = tmp_path / "stopped"
     words = ["--standalone", "--nproc-per-node", "2", "-m", "polyfed", "run", *RUN, "--set", "checkpoint_seconds=1000"]
@@ -233,6 +256,7 @@ def link() -> Iterator[Link]:
     """A link to nobody; what it does about the launcher's signal is put back."""
     made = Link.__new__(Link)
     made.talking = made.ended = False
+    made.number, made.out = 0, "runs/a"
     earlier = signal.getsignal(signal.SIGTERM)
     yield made
     signal.signal(signal.SIGTERM, earlier)
@@ -248,6 +272,15 @@ def test_a_rank_that_waits_for_a_dead_one_names_it(link: Link) -> None:
     with pytest.raises(PolyfedError, match="Rank 3 of this run is gone"), ending_in_words(link), link.talk(3):
         signal.raise_signal(signal.SIGTERM)
         raise RuntimeError("Connection closed by peer")
+
+
+def test_without_out_nobody_is_told_to_go_on(link: Link) -> None:
+    link.out = None
+    with pytest.raises(PolyfedError, match=r"Rank 3.*[Nn]othing is kept: use --out DIR") as gone, link.talk(3):
+        raise RuntimeError("Connection closed by peer")
+    with pytest.raises(PolyfedError, match=r"launcher.*[Nn]othing is kept: use --out DIR") as ended:
+        link.end()
+    assert "resume" not in f"{gone.value} {ended.value}"
 
 
 def test_an_answer_that_came_just_before_the_end_does_not_let_the_run_go_on(link: Link) -> None:
