@@ -83,7 +83,7 @@ def execute(
     if not all(isinstance(model, str) for model in models):
         config = replace(config, networks=structure_of(parties.blueprints))
     planned = config.method.plan().rounds
-    if link is not None and out is not None and (Path(out) / "config.json").is_file():
+    if link is not None and out is not None:
         resume = resume or link.begun(out)
     groups = federation.backend.groups() if federation is not None and isinstance(federation.backend, InProcess) else {}
     directory = _directory(out, config, resume, groups)

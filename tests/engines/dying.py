@@ -1,13 +1,15 @@
 """A method to which something happens in the third round, once: the file that ONCE names remembers it.
 
 The process DIES (a rank) dies, and AT says where: at `work`, at work while the others above rank 0 cannot finish theirs
-(`busy`), or when it has fused its share and has not told it yet (`fuse`). With AT=ctrl-c somebody presses Ctrl-C while
-rank 0 is at work, and again with AT=ctrl-c-twice; with AT=fault the work of rank DIES fails.
+(`busy`), or when it has fused its share and has not told it yet (`fuse`); a folder that it LOSES goes with it. With
+AT=ctrl-c somebody presses Ctrl-C while rank 0 is at work, and again with AT=ctrl-c-twice; with AT=fault the work of
+rank DIES fails.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +49,8 @@ def is_time(at: str, rank: str, ctx: Context) -> bool:
 
 def die(at: str, ctx: Context) -> None:
     if is_time(at, os.environ.get("DIES", "1"), ctx):
+        if "LOSES" in os.environ:
+            shutil.rmtree(os.environ["LOSES"])
         os._exit(9)
 
 

@@ -21,7 +21,7 @@ import torch
 from tests.engines.on_ranks import SPOILT, figures
 from torch.distributed import HashStore
 
-from polyfed.core.errors import PolyfedError
+from polyfed.core.errors import InputError, PolyfedError
 from polyfed.core.message import Message
 from polyfed.core.party import ClientInfo
 from polyfed.engines.link import Link, common_word, deaf, ending_in_words
@@ -188,6 +188,17 @@ def test_a_second_ctrl_c_ends_all_ranks_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.xdist_group("dying")
+def test_started_again_on_a_machine_without_the_run_it_is_refused(tmp_path: Path) -> None:
+    """As when the launcher makes a process of another machine rank 0, and they share no file system."""
+    out = tmp_path / "run"
+    words = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "-m", "polyfed", "run", *RUN]
+    done = launch(*words, "--out", str(out), ONCE=str(tmp_path / "once"), LOSES=str(out))
+    assert done.returncode != 0 and (tmp_path / "once").exists() and not out.exists()
+    assert "--out has to be on a file system that all machines share" in re.sub(r"\s+", " ", done.stderr)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("meeting", ["c10d", "static"])
 def test_two_machines(meeting: str, tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
@@ -244,11 +255,25 @@ def test_processes_that_start_again_find_each_other_whoever_died_before_it_came(
     assert len(words) == 3  # one for each start
 
 
-def test_a_run_that_began_is_gone_on_with_also_where_the_launcher_counts_no_restart(link: Link) -> None:
-    link.store = HashStore()
-    assert not link.begun("runs/a")
-    link.begin("runs/a")
-    assert link.begun("runs/a") and not link.begun("runs/b")
+def test_a_run_that_began_is_gone_on_with_also_where_the_launcher_counts_no_restart(link: Link, tmp_path: Path) -> None:
+    for run in ("a", "b"):
+        (tmp_path / run).mkdir()
+        (tmp_path / run / "config.json").touch()
+    assert not link.begun(tmp_path / "a")
+    link.begin(tmp_path / "a")
+    assert not link.begun(tmp_path / "a")  # by this start itself: such a directory is refused as in one process
+    link.own = HashStore()  # of the next start
+    assert link.begun(tmp_path / "a") and not link.begun(tmp_path / "b")
+
+
+def test_a_start_that_does_not_find_the_run_of_an_earlier_one_does_not_begin_from_scratch(
+    link: Link, tmp_path: Path
+) -> None:
+    link.begin(tmp_path / "run")
+    assert not link.begun(tmp_path / "run")  # whoever removes it in the same start may begin anew
+    link.own = HashStore()
+    with pytest.raises(InputError, match=r"had begun .*file system that all machines share"):
+        link.begun(tmp_path / "run")
 
 
 @pytest.fixture
@@ -256,6 +281,7 @@ def link() -> Iterator[Link]:
     """A link to nobody; what it does about the launcher's signal is put back."""
     made = Link.__new__(Link)
     made.talking = made.ended = False
+    made.store, made.own = HashStore(), HashStore()
     made.number, made.out = 0, "runs/a"
     earlier = signal.getsignal(signal.SIGTERM)
     yield made

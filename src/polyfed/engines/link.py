@@ -18,7 +18,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from polyfed.core.checkpoint import Tree
-from polyfed.core.errors import PolyfedError, RankGone
+from polyfed.core.errors import InputError, PolyfedError, RankGone
 from polyfed.core.launch import local_rank, local_world_size, was_restarted, world_size
 from polyfed.engines.parcels import LONGEST, described, empty, filled, opened, parcels, read, tree_of
 
@@ -92,12 +92,27 @@ class Link:
         """Tell whether an earlier start of these processes began the run in this directory.
 
         torch's own count of restarts is that of one machine: it stays where it is when a process of another one died.
+
+        Raises
+        ------
+        InputError
+            When one did, and the directory is not there: its rounds would be lost without a word.
         """
-        return was_restarted() or self.store.check([f"begun/{out}"])
+        key = f"begun/{out}"
+        noted = self.store.check([key]) and not self.own.check([key])
+        if (Path(out) / "config.json").is_file():
+            return noted or was_restarted()
+        if noted:
+            raise InputError(
+                f"This run had begun in {out}, which is not there any more: --out has to be on a file system that all "
+                "machines share, since rank 0 may be on another one after each start."
+            )
+        return False
 
     def begin(self, out: str | Path) -> None:
         """Note that the run in this directory has begun: later starts go on with it."""
-        self.store.set(f"begun/{out}", "")
+        for store in (self.own, self.store):
+            store.set(f"begun/{out}", "")
 
     def end(self, *_: Any) -> None:
         """Follow the launcher's request to end: it ends all processes a moment after one of them has died.
@@ -116,7 +131,9 @@ class Link:
     def lost(self, rank: int) -> bool:
         """Tell whether a rank is gone without a word: listen for a moment; there is no talking to it afterwards."""
         try:
-            dist.irecv(torch.zeros(1, dtype=torch.int64), rank).wait(MOMENT)
+            heard = dist.irecv(torch.zeros(1, dtype=torch.int64), rank)
+            assert heard is not None
+            heard.wait(MOMENT)
         except RuntimeError as error:
             return "timed out" not in str(error).lower()
         return False
