@@ -74,7 +74,7 @@ def execute(
     parties = describe_parties(config.method, clients, models, settings.seed, config.models, settings.trust)
     check_patience(settings, clients)
     federation = None if simulated else make_federation(config.method, clients, parties, settings, known, asked)
-    link = join(federation.ctx.device if federation is not None else torch.device("cpu"))
+    link = join(federation.ctx.device if federation is not None else torch.device("cpu"), out)
     if federation is None and link is not None:
         raise InputError("The engine 'flower' starts processes by itself: run it without torchrun.")
     if federation is not None and link is not None and link.number > 0:
@@ -83,7 +83,7 @@ def execute(
     if not all(isinstance(model, str) for model in models):
         config = replace(config, networks=structure_of(parties.blueprints))
     planned = config.method.plan().rounds
-    if link is not None and out is not None and (Path(out) / "config.json").is_file():
+    if link is not None and out is not None:
         resume = resume or link.begun(out)
     groups = federation.backend.groups() if federation is not None and isinstance(federation.backend, InProcess) else {}
     directory = _directory(out, config, resume, groups)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from tests.contract.table import CASES, FEW_CASES, FEW_SAMPLES, Case, everyday, run_case
 from torch import Tensor
 from torch.optim import optimizer
@@ -21,6 +23,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from polyfed.core.checkpoint import Tree
+from polyfed.core.message import Message
+from polyfed.core.method import Replies, Step
+from polyfed.core.party import Context
+from polyfed.engines.inprocess import InProcess
+from polyfed.engines.link import Link
+from polyfed.engines.packing import packed, unpacked
 from polyfed.testing.watch import double_precision
 
 FAKE = torch.device("meta")
@@ -166,6 +175,55 @@ def test_a_method_gives_the_same_numbers_on_a_device(case: Case, engine: str, ca
 @pytest.mark.parametrize("case", FEW_CASES, ids=lambda case: case.id)
 def test_the_engine_that_is_made_of_both_does_too(case: Case, caplog: pytest.LogCaptureFixture) -> None:
     same_on_a_device(case, "auto", caplog)
+
+
+@everyday(few=True)
+def test_a_method_gives_the_same_numbers_where_tensors_travel_without_nccl(
+    case: Case, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every other client is at another rank: gloo takes what comes and goes there through the processor's memory."""
+    post = posted(monkeypatch)
+    exchange, evaluate = InProcess.exchange, InProcess.evaluate
+
+    def travelled(messages: Mapping[int, Message]) -> dict[int, Message]:
+        there = unpacked(post(packed({client: messages[client] for client in messages if client % 2})))
+        return {client: there.get(client, messages[client]) for client in messages}
+
+    def exchange_far(self: InProcess, step: Step, messages: Mapping[int, Message], ctx: Context) -> Replies:
+        replies = exchange(self, step, travelled(messages), ctx)
+        replies.messages = travelled(replies.messages)
+        return replies
+
+    def evaluate_far(self: InProcess, messages: Mapping[int, Message], ctx: Context, on: str = "test") -> Any:
+        return evaluate(self, travelled(messages), ctx, on)
+
+    monkeypatch.setattr(InProcess, "exchange", exchange_far)
+    monkeypatch.setattr(InProcess, "evaluate", evaluate_far)
+    same_on_a_device(case, "sequential", caplog)
+
+
+def posted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Tree], Tree]:
+    """Return what a link without NCCL does with a tree: what one rank sends, the other one receives."""
+    post: deque[Tensor] = deque()
+
+    def send(tensor: Tensor, to: int) -> None:
+        assert tensor.device.type == "cpu"
+        post.append(tensor.clone())
+
+    def receive(tensor: Tensor, source: int) -> None:
+        assert tensor.device.type == "cpu"
+        tensor.copy_(post.popleft())
+
+    monkeypatch.setattr(dist, "send", send)
+    monkeypatch.setattr(dist, "recv", receive)
+    link = Link.__new__(Link)
+    link.gpu, link.device, link.talking, link.ended = None, FAKE, False, False
+
+    def there(tree: Tree) -> Tree:
+        link.send(1, tree)
+        return link.receive(1)
+
+    return there
 
 
 def same_on_a_device(case: Case, engine: str, caplog: pytest.LogCaptureFixture) -> None:

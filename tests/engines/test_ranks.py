@@ -21,10 +21,10 @@ import torch
 from tests.engines.on_ranks import SPOILT, figures
 from torch.distributed import HashStore
 
-from polyfed.core.errors import PolyfedError
+from polyfed.core.errors import InputError, PolyfedError
 from polyfed.core.message import Message
 from polyfed.core.party import ClientInfo
-from polyfed.engines.link import Link, common_word, ending_in_words
+from polyfed.engines.link import Link, common_word, deaf, ending_in_words
 from polyfed.engines.packing import packed, unpacked
 from polyfed.engines.ranks import owners
 
@@ -34,6 +34,7 @@ LAUNCHER = [sys.executable, "-m", "torch.distributed.run"]
 FEW = ["fedavg-mlp", "fedproto-cnnxmlp"]
 RESNETS = "fedavg-resnet10xresnet14"
 MANY = [*FEW, "fedmd-cnnxmlp", "heterofl-cnn", "scaffold-mlp", "ams-mlp", "fedrolex-cnn", RESNETS, SPOILT.id]
+FAR = ["fedavg-mlp", "fedproto-cnnxmlp", "fedmd-cnnxmlp", "heterofl-cnn", "fedgh-mlp", "fedkd-cnn"]  # of many kinds
 DIVIDED = {
     "fedavg-mlp": 2,
     RESNETS: 2,
@@ -62,9 +63,10 @@ def finished(words: list[str], variables: Mapping[str, str]) -> subprocess.Compl
     )
 
 
-def on_ranks(number: int, cases: list[str], folder: Path) -> dict[str, Any]:
+def on_ranks(number: int, cases: list[str], folder: Path, **variables: str) -> dict[str, Any]:
     file = folder / f"figures-{number}.json"
-    done = launch("--standalone", "--nproc-per-node", str(number), str(HERE / "on_ranks.py"), str(file), *cases)
+    words = ["--standalone", "--nproc-per-node", str(number), str(HERE / "on_ranks.py"), str(file), *cases]
+    done = launch(*words, **variables)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(file.read_text())
 
@@ -80,6 +82,13 @@ def test_any_number_of_ranks_gives_the_results_of_one_process(number: int, tmp_p
     assert {name: shares for name, (_, shares) in found.items() if shares} == DIVIDED
     refused = [line["missing"] for line in alone(SPOILT.id)[0]]  # of another rank, and of rank 0
     assert [list(clients) for clients in refused] == [["2"], ["3"]] and "NaN" in refused[0]["2"]
+
+
+@pytest.mark.long
+def test_ranks_without_a_gpu_each_give_the_results_of_one_process(tmp_path: Path) -> None:
+    """On the pretended device of `test_device.py`: tensors travel by gloo, and are fused on the device."""
+    found = on_ranks(2, FAR, tmp_path, DEVICE="meta")
+    assert {name: figures for name, (figures, _) in found.items()} == {name: alone(name) for name in FAR}
 
 
 RUN = ["--method", "tests.engines.dying:Dying", "--clients", "5", "--rounds", "5", "--models", "mlp:3x32"]
@@ -129,6 +138,64 @@ def test_the_launcher_starts_a_broken_run_again_by_itself(whole: Path, tmp_path:
     done = launch(*words, *RUN, "--out", str(again), ONCE=str(tmp_path / "once"))
     assert done.returncode == 0 and (tmp_path / "once").exists(), done.stderr[-3000:]
     assert history(again) == history(whole)
+
+
+@pytest.mark.long
+@pytest.mark.xdist_group("dying")
+@pytest.mark.parametrize(("at", "dies"), [("work", "0"), ("fuse", "0"), ("busy", "0"), ("busy", "1")])
+def test_one_rank_says_which_one_died(at: str, dies: str, tmp_path: Path) -> None:
+    """Rank 0 says it, or one of those above, whether they wait or are at work."""
+    words = ["--standalone", "--nproc-per-node", "3", "-m", "polyfed", "run", *RUN, "--out", str(tmp_path / "broken")]
+    died = launch(*words, ONCE=str(tmp_path / "once"), AT=at, DIES=dies)
+    assert (tmp_path / "once").exists()
+    said = re.sub(r"\s+", " ", died.stderr)
+    assert re.findall("Error: (Rank .) of this run is gone.*?polyfed resume", said) == [f"Rank {dies}"], said
+    assert said.count("Error: ") == said.count("ChildFailedError: ") + 1
+
+
+@pytest.mark.long
+@pytest.mark.xdist_group("dying")
+def test_a_fault_at_rank_0_ends_those_that_have_an_answer_for_it(tmp_path: Path) -> None:
+    """All workers have done their work, and wait for rank 0 to listen."""
+    words = ["--standalone", "--nproc-per-node", "2", "-m", "polyfed", "run", *RUN]
+    failed = launch(*words, ONCE=str(tmp_path / "once"), AT="fault", DIES="0")
+    said = re.sub(r"\s+", " ", failed.stderr)
+    assert said.count("A fault of this method") == 1 and "is gone" not in said, said
+
+
+@pytest.mark.long
+@pytest.mark.xdist_group("dying")
+def test_ctrl_c_lets_all_ranks_finish_the_round_and_saves_it(whole: Path, tmp_path: Path) -> None:
+    stopped = tmp_path / "stopped"
+    words = ["--standalone", "--nproc-per-node", "2", "-m", "polyfed", "run", *RUN, "--set", "checkpoint_seconds=1000"]
+    done = launch(*words, "--out", str(stopped), ONCE=str(tmp_path / "once"), AT="ctrl-c")
+    said = re.sub(r"\s+", " ", done.stderr)
+    assert "Stopped after round 3. Go on with polyfed resume" in said, said
+    assert "is gone" not in said and "KeyboardInterrupt" not in said
+    assert len(history(stopped)) == 3
+    gone_on = launch("--standalone", "--nproc-per-node", "2", "-m", "polyfed", "resume", str(stopped), "--quiet")
+    assert gone_on.returncode == 0, gone_on.stderr[-3000:]
+    assert history(stopped) == history(whole)
+
+
+@pytest.mark.long
+@pytest.mark.xdist_group("dying")
+def test_a_second_ctrl_c_ends_all_ranks_at_once(tmp_path: Path) -> None:
+    words = ["--standalone", "--nproc-per-node", "2", "-m", "polyfed", "run", *RUN, "--out", str(tmp_path / "run")]
+    done = launch(*words, ONCE=str(tmp_path / "once"), AT="ctrl-c-twice")
+    assert "The launcher ended this run" in re.sub(r"\s+", " ", done.stderr)
+    assert len(history(tmp_path / "run")) == 2
+
+
+@pytest.mark.long
+@pytest.mark.xdist_group("dying")
+def test_started_again_on_a_machine_without_the_run_it_is_refused(tmp_path: Path) -> None:
+    """As when the launcher makes a process of another machine rank 0, and they share no file system."""
+    out = tmp_path / "run"
+    words = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "-m", "polyfed", "run", *RUN]
+    done = launch(*words, "--out", str(out), ONCE=str(tmp_path / "once"), LOSES=str(out))
+    assert done.returncode != 0 and (tmp_path / "once").exists() and not out.exists()
+    assert "--out has to be on a file system that all machines share" in re.sub(r"\s+", " ", done.stderr)
 
 
 @pytest.mark.long
@@ -188,11 +255,25 @@ def test_processes_that_start_again_find_each_other_whoever_died_before_it_came(
     assert len(words) == 3  # one for each start
 
 
-def test_a_run_that_began_is_gone_on_with_also_where_the_launcher_counts_no_restart(link: Link) -> None:
-    link.store = HashStore()
-    assert not link.begun("runs/a")
-    link.begin("runs/a")
-    assert link.begun("runs/a") and not link.begun("runs/b")
+def test_a_run_that_began_is_gone_on_with_also_where_the_launcher_counts_no_restart(link: Link, tmp_path: Path) -> None:
+    for run in ("a", "b"):
+        (tmp_path / run).mkdir()
+        (tmp_path / run / "config.json").touch()
+    assert not link.begun(tmp_path / "a")
+    link.begin(tmp_path / "a")
+    assert not link.begun(tmp_path / "a")  # by this start itself: such a directory is refused as in one process
+    link.own = HashStore()  # of the next start
+    assert link.begun(tmp_path / "a") and not link.begun(tmp_path / "b")
+
+
+def test_a_start_that_does_not_find_the_run_of_an_earlier_one_does_not_begin_from_scratch(
+    link: Link, tmp_path: Path
+) -> None:
+    link.begin(tmp_path / "run")
+    assert not link.begun(tmp_path / "run")  # whoever removes it in the same start may begin anew
+    link.own = HashStore()
+    with pytest.raises(InputError, match=r"had begun .*file system that all machines share"):
+        link.begun(tmp_path / "run")
 
 
 @pytest.fixture
@@ -200,6 +281,8 @@ def link() -> Iterator[Link]:
     """A link to nobody; what it does about the launcher's signal is put back."""
     made = Link.__new__(Link)
     made.talking = made.ended = False
+    made.store, made.own = HashStore(), HashStore()
+    made.number, made.out = 0, "runs/a"
     earlier = signal.getsignal(signal.SIGTERM)
     yield made
     signal.signal(signal.SIGTERM, earlier)
@@ -217,6 +300,15 @@ def test_a_rank_that_waits_for_a_dead_one_names_it(link: Link) -> None:
         raise RuntimeError("Connection closed by peer")
 
 
+def test_without_out_nobody_is_told_to_go_on(link: Link) -> None:
+    link.out = None
+    with pytest.raises(PolyfedError, match=r"Rank 3.*[Nn]othing is kept: use --out DIR") as gone, link.talk(3):
+        raise RuntimeError("Connection closed by peer")
+    with pytest.raises(PolyfedError, match=r"launcher.*[Nn]othing is kept: use --out DIR") as ended:
+        link.end()
+    assert "resume" not in f"{gone.value} {ended.value}"
+
+
 def test_an_answer_that_came_just_before_the_end_does_not_let_the_run_go_on(link: Link) -> None:
     with pytest.raises(PolyfedError, match="The launcher ended this run"), ending_in_words(link), link.talk(3):
         signal.raise_signal(signal.SIGTERM)
@@ -227,6 +319,13 @@ def test_a_run_that_ends_well_leaves_signals_as_they_were(link: Link) -> None:
     with ending_in_words(link):
         assert signal.getsignal(signal.SIGTERM) == link.end
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_ctrl_c_passes_by_a_rank_that_another_one_leads() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with deaf():
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) == before
 
 
 def test_only_one_run_is_divided() -> None:

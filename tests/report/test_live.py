@@ -144,6 +144,17 @@ def test_the_first_ctrl_c_waits_for_the_round_and_the_second_does_not():
         stopper.request(signal.SIGINT, None)
 
 
+def test_ctrl_c_that_torchs_launcher_passes_on_is_not_a_second_one(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    stopper = Stopper(Console(file=io.StringIO()))
+    stopper.running = True
+    for _ in range(2):
+        stopper.request(signal.SIGINT, None)
+    with pytest.raises(Stopped, match="after round 1"):
+        stopper(line(1))
+
+
 def start(words):
     program = [sys.executable, "-m", "polyfed.cli", *words]
     return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

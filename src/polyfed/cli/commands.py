@@ -89,7 +89,10 @@ def run(
 
     config = read_experiment(file, {"method": method, **given}, set_ or (), scale).config()
     if rank() > 0:  # of torch's launcher: the first process shows and writes everything
-        execute(config, out=out, progress=False)
+        from polyfed.engines.link import deaf
+
+        with deaf():  # also while it makes its data and waits for the others
+            execute(config, out=out, progress=False)
         return
     progress = Console(stderr=as_json, quiet=quiet)
     with watching(progress, log or (), out, f"polyfed resume {out}" if out else None) as watch:
@@ -173,7 +176,10 @@ def resume(
 
     config = read_config(directory)
     if rank() > 0:
-        continue_run(directory, rounds=rounds, progress=False)
+        from polyfed.engines.link import deaf
+
+        with deaf():
+            continue_run(directory, rounds=rounds, progress=False)
         return
     progress = Console(stderr=as_json, quiet=quiet)
     with watching(progress, (), directory, f"polyfed resume {directory}") as watch:

@@ -69,7 +69,9 @@ def _as_sentence(
 
 
 def _complain(error: Exception | str) -> None:
-    if rank() > 0:  # the first process says the same
+    from polyfed.core.errors import RankGone
+
+    if rank() > 0 and not isinstance(error, RankGone):  # the first process says the same
         return
     say(Console(stderr=True), Text.assemble(("Error:", "bold red"), f" {error}"))
 

@@ -22,6 +22,10 @@ class MessageError(PolyfedError):
     """A message from another party is damaged, too large, or not what the method declared."""
 
 
+class RankGone(PolyfedError):
+    """Another process of a divided run died: rank 0 says so, or one of the others if it was rank 0."""
+
+
 class RunDirectoryError(InputError):
     """A run directory cannot be used: it exists already, is from another version, or is damaged."""
 

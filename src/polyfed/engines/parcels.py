@@ -30,12 +30,18 @@ class Item:
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    on_gpu: bool
+    on_gpu: bool  # and travels from GPU to GPU
+    by_memory: bool  # it was on a device, travels by way of the processors' memory, and goes to the receiver's device
 
     @property
     def size(self) -> int:
         """Bytes."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+    @property
+    def places(self) -> tuple[bool, bool]:
+        """Where it travels, and where it goes: tensors of one parcel have this in common."""
+        return self.on_gpu, self.by_memory
 
     @property
     def space(self) -> int:
@@ -46,20 +52,24 @@ class Item:
 def described(tree: Tree, on_gpu: bool) -> tuple[bytes, list[Tensor], list[Item]]:
     """Return the words that go ahead of a tree, its tensors, and what they say of each.
 
-    Tensors on a GPU stay there if they can travel so.
+    Tensors on a GPU stay there if they can travel so (`on_gpu`); otherwise the receiver puts them on its own device.
     """
     found: dict[str, Tensor] = {}
     skeleton = flattened(tree, found)
+    away = [tensor.device.type != "cpu" for tensor in found.values()]
     tensors = [tensor.detach() if on_gpu else tensor.detach().cpu() for tensor in found.values()]
-    items = [Item(tensor.dtype, tuple(tensor.shape), tensor.is_cuda) for tensor in tensors]
-    told = [[DTYPES[item.dtype], item.shape, item.on_gpu] for item in items]
+    items = [
+        Item(tensor.dtype, tuple(tensor.shape), there and on_gpu, there and not on_gpu)
+        for tensor, there in zip(tensors, away, strict=True)
+    ]
+    told = [[DTYPES[item.dtype], item.shape, item.on_gpu, item.by_memory] for item in items]
     return json.dumps({"tree": skeleton, "tensors": told}).encode(), tensors, items
 
 
 def read(words: bytes) -> tuple[Any, list[Item]]:
     """Return what `described` wrote: the tree without its tensors, and what is known of each of them."""
     told = json.loads(words)
-    return told["tree"], [Item(_NAMES[dtype], tuple(shape), on_gpu) for dtype, shape, on_gpu in told["tensors"]]
+    return told["tree"], [Item(_NAMES[dtype], tuple(shape), *places) for dtype, shape, *places in told["tensors"]]
 
 
 def parcels(items: Sequence[Item]) -> Iterator[list[int]]:
@@ -70,7 +80,7 @@ def parcels(items: Sequence[Item]) -> Iterator[list[int]]:
         if item.size > TOGETHER:
             yield [number]
             continue
-        if waiting and (filled + item.space > TOGETHER or items[waiting[0]].on_gpu != item.on_gpu):
+        if waiting and (filled + item.space > TOGETHER or items[waiting[0]].places != item.places):
             yield waiting
             waiting, filled = [], 0
         waiting.append(number)

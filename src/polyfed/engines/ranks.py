@@ -10,7 +10,7 @@ of ranks.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -26,7 +26,7 @@ from polyfed.core.message import Message
 from polyfed.core.method import Replies, Step
 from polyfed.core.party import ClientInfo, Context, Party, fill
 from polyfed.engines.inprocess import InProcess
-from polyfed.engines.link import Link, ending_in_words
+from polyfed.engines.link import Link, deaf, ending_in_words
 from polyfed.engines.packing import by_client, by_word, packed, unpacked
 from polyfed.engines.shares import divided, from_outlines, fuse_share, outlined, sizes_of, why_at_first
 
@@ -165,9 +165,7 @@ def leading(federation: Federation, link: Link) -> Iterator[None]:
             yield
             federation.backend = ranks.bring_home()
     except BaseException:
-        for rank in range(1, link.size):
-            with suppress(PolyfedError):  # it may be gone itself
-                link.send(rank, {"order": "stop"})
+        link.hang_up()
         raise
     for rank in range(1, link.size):
         link.send(rank, {"order": "end", "history": federation.history, "cost": federation.meter.dump()})
@@ -181,23 +179,33 @@ def work_for_first(federation: Federation, link: Link) -> None:
 
     Raises
     ------
+    RankGone
+        When rank 0 died, and this rank is the one that says so.
     SystemExit
         When rank 0 gave up: it says why.
     """
+    with deaf():
+        try:
+            with ending_in_words(link):
+                _work(federation, link)
+        except PolyfedError:
+            if link.lost(0) and link.has_the_word():
+                raise link.gone(0) from None
+            raise SystemExit(1) from None
+
+
+def _work(federation: Federation, link: Link) -> None:
     worker = Worker(federation, link)
     while True:
-        try:
-            order = link.receive(0)
-        except PolyfedError:  # rank 0 is gone: the launcher says so
-            raise SystemExit(1) from None
-        if order["order"] == "stop":
-            raise SystemExit(1)
+        order = link.receive(0)
         if order["order"] == "end":
             federation.history, federation.meter = order["history"], CostMeter.load(order["cost"])
             return
         try:
             answer = worker.obey(order)
         except PolyfedError as error:
+            if link.ended:  # nobody waits for the answer
+                raise
             answer = {"error": str(error), "kind": type(error).__name__}
         link.send(0, answer)
 

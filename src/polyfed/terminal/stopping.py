@@ -1,4 +1,9 @@
-"""Ctrl-C during a run: the round is finished and saved, then the run stops; a second one stops at once."""
+"""Ctrl-C during a run: the round is finished and saved, then the run stops; a second one stops at once.
+
+Under torchrun one Ctrl-C may come twice, from the terminal and from the launcher, which passes it on; nothing tells
+them apart. The second one there interrupts the launcher while it waits for its processes, so it ends them with SIGTERM
+(`engines/link.py` answers that): SIGINT asks for the end of the round only, however often it comes.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from polyfed.core.errors import PolyfedError
+from polyfed.core.launch import world_size
 from polyfed.terminal.tables import say
 
 
@@ -32,9 +38,11 @@ class Stopper:
             raise Stopped(f"Stopped after round {line['round']}.")
 
     def request(self, number: int, frame: FrameType | None) -> None:
-        """Answer the first Ctrl-C; the second one interrupts at once."""
-        if self.asked or not self.running:
+        """Answer the first Ctrl-C; the second one interrupts at once, where no launcher takes care of it."""
+        if not self.running or (self.asked and world_size() == 1):
             raise KeyboardInterrupt
+        if self.asked:
+            return
         self.asked = True
         if self.console.is_terminal:  # the view says it; printing from here could meet a redraw half done
             return
