@@ -144,8 +144,9 @@ def many() -> str:
     ]
     kept = found["kept"]
     words += [
-        f"With a directory, a run of two rounds with {kept['clients']:,} registered clients ends {short(kept['end_seconds'])} s",
-        f"after its last round, with {kept['files']:,} files of {kept['megabytes']:,.0f} MB: models of those who worked.",
+        f"With a directory, a run of two rounds with {kept['clients']:,} registered clients ends",
+        f"{short(kept['end_seconds'])} s after its last round, with {kept['files']:,} files of "
+        f"{kept['megabytes']:,.0f} MB: models of those who worked.",
     ]
     heads = ["registered", "start", "a round", "last round, all measured", "memory at most"]
     return table(heads, rows) + "\n\n" + "\n".join(words)
