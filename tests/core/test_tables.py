@@ -54,7 +54,9 @@ def test_the_mean_over_those_who_took_part_is_given_beside_the_mean_over_all():
     found = result.accuracy()
     assert found["mean"] == pytest.approx(0.2)
     assert found["took_part"] == {"mean": pytest.approx(0.35), "clients": [0, 2]}
-    assert "mean 20.0 % (35.0 % without the 2 of 4 clients that never took part in a round)" in printed(result.table())
+    assert "mean 20.0 % (35.0 % without the 2 of 4 clients of which no reply counted in any round)" in printed(
+        result.table()
+    )
 
 
 def test_nothing_is_said_where_everybody_took_part():
@@ -90,7 +92,7 @@ def test_a_comparison_gives_both_means():
     assert [row.took_part for row in rows] == [pytest.approx([0.2, 0.4]), pytest.approx([0.3, 0.2])]
     text = printed(comparison_table(rows, "both"))
     assert "local 25.0 ± 63.5" in text and "fedavg 30.0 ± 0.0" in text
-    apart = "accuracy counts clients that never took part in a round, without them it is:"
+    apart = "accuracy counts clients of which no reply counted in any round, without them it is:"
     assert text.endswith(f"{apart} local 30.0 ± 127.1, fedavg 25.0 ± 63.5")
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import polyfed as pf
 from polyfed.api import prepare
-from polyfed.core.errors import InputError
+from polyfed.core.errors import InputError, TrainingError
 from polyfed.core.message import Message
 from polyfed.core.method import Step
 from polyfed.core.nets import Net
@@ -97,15 +97,15 @@ def test_only_those_who_took_part_weigh_in_the_mean(monkeypatch):
     assert torch.allclose(flat(result.server_model), torch.tensor(mean))
 
 
-def test_a_round_without_replies_leaves_the_server_as_it_is(monkeypatch):
+def test_a_round_whose_replies_are_all_refused_ends_the_run_and_leaves_the_server_as_it_is(monkeypatch):
     def broken(self, client, step, ctx):
         state = {n: torch.full_like(t, float("nan")) for n, t in client.inbox.params["main"].items()}
         return Message({"main": state}, meta={"samples": len(client.train)})
 
     monkeypatch.setattr(FedAvg, "local", broken)
     run = prepare(FedAvg(), parts(10, 20), ["mlp:1x8"], Settings(2))
-    run.run()
-    assert [sorted(line["missing"]) for line in run.history] == [["0", "1"]] * 2
+    with pytest.raises(TrainingError, match="Message from client 0 refused"):
+        run.run()
     for name, tensor in run.ctx.blueprints["mlp:1x8"].initial.items():
         assert torch.equal(run.server.state[name], tensor), name
 

@@ -78,6 +78,18 @@ def test_clients_that_never_took_part_are_named_with_both_means():
     assert "Without them alpha reached 55.0 %" in said and "instead of 40.0 %" in said
 
 
+def test_replies_that_did_not_count_are_named_with_the_first_reason():
+    runs = [make_run("alpha", seed, [[0.2, 0.4, 0.6]]) for seed in (0, 1)]
+    for run in runs:
+        for number, line in enumerate(run.history):
+            line |= {"participants": [0, 1, 2], "spent": [2]}
+            line["missing"] = {"0": f"refused in {number}", "2": "its budget is used up"} if number == 0 else {}
+    asked = sum(len(line["participants"]) for run in runs for line in run.history)
+    found = answer(Study({"alpha": runs, "beta": [make_run("beta", 0, [[0.1] * 3])]}))
+    said = [text for text in found.cautions if "did not count" in text]
+    assert said == [f"alpha: 2 of {asked} replies did not count. The first: refused in 0"]
+
+
 def test_a_tie_is_called_a_tie():
     found = answer(study([0.1, 0.2, 0.3], [("beta", [0.3, 0.2, 0.1])]))
     assert found.sentences[0].startswith("alpha and beta are equal: both reached a mean accuracy of 70.0 %")

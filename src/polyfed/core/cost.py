@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from polyfed.core.errors import MethodError
 from polyfed.core.message import Message
 
 UP, DOWN = "up", "down"
@@ -30,7 +33,13 @@ class CostMeter:
 
     def count(self, direction: str, client: int, step: str, message: Message) -> None:
         """Count one message."""
-        payload, wire, kinds = self._measure(message)
+        try:
+            payload, wire, kinds = self._measure(message)
+        except (AttributeError, TypeError) as error:
+            if told := _odd(message):
+                whose = f"reply of client {client}" if direction == UP else f"message to client {client}"
+                raise MethodError(f"The {whose} in step '{step}' cannot be sent: {told}.") from error
+            raise
         self.bytes[direction][client] = self.bytes[direction].get(client, 0) + payload
         self.wire[direction] += wire
         self.round_bytes[direction] += payload
@@ -86,6 +95,17 @@ class CostMeter:
             seconds=dict(dumped["seconds"]),
             peak_memory=int(dumped["peak_memory"]),
         )
+
+
+def _odd(message: Message) -> str:
+    """Return what of a message is none of the things that travel."""
+    for name, value in message.tensors():
+        if not isinstance(value, Tensor):
+            return f"'{name}' is a {type(value).__name__} and no tensor"
+    for name, number in message.meta.items():
+        if not isinstance(number, int | float | str):
+            return f"'{name}' of its meta part is a {type(number).__name__} and no number or word"
+    return ""
 
 
 def reset_peak_memory() -> None:

@@ -22,6 +22,10 @@ class MessageError(PolyfedError):
     """A message from another party is damaged, too large, or not what the method declared."""
 
 
+class MethodError(PolyfedError):
+    """A method does what only parties in one process could: between machines it would give other results."""
+
+
 class RankGone(PolyfedError):
     """Another process of a divided run died: rank 0 says so, or one of the others if it was rank 0."""
 

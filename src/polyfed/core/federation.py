@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
+from polyfed.core.apart import check_unwritten, tensors_of, writes
 from polyfed.core.attack import falsified
 from polyfed.core.clientnoise import with_noise, within_budget
 from polyfed.core.cost import DOWN, UP, peak_memory, reset_peak_memory
@@ -124,8 +125,11 @@ class Federation(Measuring):
                 )
                 if step.down:
                     self.meter.count(DOWN, client, step.name, messages[client])
+        sent = tensors_of(messages)
+        before = writes(sent)
         with self.meter.time("local"):
             replies = self.backend.exchange(step, messages, self.ctx)
+        check_unwritten(sent, before, messages, f"{self.method.name}: a client", "the message to client {}")
         if replies.saved:  # the time of a run is what it takes by itself
             for name in ("local", "saved"):
                 self.meter.seconds[name] = self.meter.seconds.get(name, 0.0) + replies.saved
@@ -147,11 +151,17 @@ class Federation(Measuring):
             for client, message in ordered.items():
                 self.meter.count(UP, client, step.name, message)
             with self.meter.time("fuse"), self._at_server(f"fuse/{step.name}"):
-                ordered = self._guarded(step, messages, finite_only(ordered, self.backend.infos, missing), missing)
+                finite = finite_only(ordered, self.backend.infos, missing)
+                if ordered and not finite and not self.malicious:  # the settings or the method are at fault
+                    raise TrainingError(missing[min(ordered)])
+                ordered = self._guarded(step, messages, finite, missing)
+                came = tensors_of(ordered)
+                before = writes(came)
                 if ordered and replies.fuse is not None:
                     replies.fuse(self.server, ordered)
                 elif ordered:
                     self._fuse(step, ordered, missing)
+                check_unwritten(came, before, ordered, f"{self.method.name}: `fuse`", "client {}'s reply")
         return [replies.losses[client] for client in ordered if client in replies.losses]
 
     def _guarded(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from polyfed.core.errors import MethodError
 from polyfed.core.message import Message, State
 from polyfed.core.metrics import Metric
 from polyfed.core.nets import frozen_names
@@ -99,6 +100,8 @@ class Party:
         Server only: the shared tensors that view-based methods keep (a superset of the clients' tensors).
     """
 
+    KEPT: ClassVar[frozenset[str]] = frozenset({"id", "info", "data", "models", "memory", "inbox", "state"})
+
     def __init__(self, id: int, info: ClientInfo | None, data: PartyData) -> None:
         self.id = id
         self.info = info
@@ -107,6 +110,12 @@ class Party:
         self.memory: Memory = {}
         self.inbox = Message()
         self.state: State = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse attributes that a party does not have: after the exchange they would be gone."""
+        if name not in self.KEPT:
+            raise MethodError(f"{self} keeps no '{name}': what it is to remember belongs into `memory['{name}']`.")
+        object.__setattr__(self, name, value)
 
     @property
     def main(self) -> nn.Module:

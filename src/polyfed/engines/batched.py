@@ -188,10 +188,12 @@ def advance(backend: InProcess, job: Job, step: Step, message: Message, ctx: Con
             backend.store.attach(job.party, job.party.states, job.worker)
             job.number += 1
             job.stage = job.work.send(job.trained)
+        backend.store.check_own(job.party, job.worker)
     except StopIteration as finished:
         job.reply = finished.value or Message()
         job.stage = None
         assert job.party is not None
+        backend.store.check_own(job.party, job.worker)
         backend.store.close(job.party, ctx)
     except TrainingError as error:  # in a stage that the method ran by itself
         job.break_off(error)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from polyfed.core.errors import MethodError
 from polyfed.core.learner import Learner
 from polyfed.core.message import State
 from polyfed.core.method import Method
@@ -27,6 +28,7 @@ MEMORY_BUDGET = 4 << 30  # bytes of states at rest that stay in plain memory; th
 class ActiveClient(Party):
     """A client at work. `states` are its tensors by model; `in_place`: they are its rows themselves, not copies."""
 
+    KEPT = Party.KEPT | {"states", "in_place"}
     states: dict[str, State]
     in_place: bool
 
@@ -172,6 +174,24 @@ class ClientStore:
         table = self._tables[self.infos[clients[0]].architecture, model]
         rows = table.together([self.records[client].numbers[model] for client in clients])
         return {} if rows is None else table.layout.stacked(rows)
+
+    def check_own(self, party: ActiveClient, worker: int) -> None:
+        """Refuse a method that has put other tensors in the place of a client's own: they would be lost.
+
+        Raises
+        ------
+        MethodError
+            With the tensor, and how to write it.
+        """
+        assert party.info is not None
+        for model, state in party.states.items():
+            name = self._slots[worker][party.info.architecture, model].replaced(state)
+            if name is not None:
+                raise MethodError(
+                    f"{self.method.name}: client {party.id} put another tensor in the place of '{name}' of its network "
+                    f"'{model}' (`.data = ...`, `assign=True` or a new module): write into the one that is there, for "
+                    "instance with `copy_`, `mul_` or `load_state_dict`."
+                )
 
     def close(self, party: Party, ctx: Context) -> None:
         """Note that a client was active; on the CPU its tensors are in its record already."""

@@ -147,12 +147,13 @@ class ModuleSlot:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        owners = dict(module.named_modules())
         self.parameters = dict(module.named_parameters(remove_duplicate=False))
-        self.buffers: dict[str, tuple[nn.Module, str]] = {}
-        for name, _ in module.named_buffers(remove_duplicate=False):
+        self.places: dict[str, tuple[dict[str, Any], str]] = {}  # where a module keeps a tensor, and as what
+        owners = dict(module.named_modules())
+        for name in [*self.parameters, *(name for name, _ in module.named_buffers(remove_duplicate=False))]:
             owner, _, leaf = name.rpartition(".")
-            self.buffers[name] = (owners[owner], leaf)
+            kept = owners[owner]._parameters if name in self.parameters else owners[owner]._buffers
+            self.places[name] = kept, leaf
 
     def attach(self, state: State) -> None:
         """Point the module's tensors at the given ones."""
@@ -164,5 +165,14 @@ class ModuleSlot:
             else:
                 # Rows of one block share autograd's count of in-place writes; `.data` has one of its own. Otherwise
                 # another worker's client would seem to write into this one's statistics.
-                owner, leaf = self.buffers[name]
-                owner._buffers[leaf] = tensor.data
+                kept, leaf = self.places[name]
+                kept[leaf] = tensor.data
+
+    def replaced(self, state: State) -> str | None:
+        """Return a tensor of the module that is none of the given ones, to which it was attached."""
+        for name, tensor in state.items():
+            kept, leaf = self.places[name]
+            now = kept.get(leaf)
+            if now is None or now.data_ptr() != tensor.data_ptr() or now is not self.parameters.get(name, now):
+                return name
+        return None

@@ -35,6 +35,7 @@ class Threads:
                 receive(backend.method, party, messages[client], step, ctx)
                 try:
                     reply, loss = drive(backend.method, party, step, ctx, run)
+                    backend.store.check_own(party, worker)
                 except (BudgetSpent, TrainingError) as error:  # the others go on
                     backend.store.close(party, ctx)
                     return error

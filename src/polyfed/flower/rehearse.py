@@ -65,7 +65,17 @@ class Template:
     tensors: dict[str, Spec] = field(default_factory=dict)  # of the data part, and of models other than echoed ones
     echoed: set[str] = field(default_factory=set)  # models that come back with the names that were sent
     meta: dict[str, type] = field(default_factory=dict)
+    weights: set[str] = field(default_factory=set)  # of the data part: what was a weight of the network in a rehearsal
     open: bool = False  # further names are possible: a stand-in was rehearsed, which may lack what the real one has
+
+
+@dataclass(frozen=True)
+class Heard:
+    """One exchange of a rehearsal: what was sent and answered, and which data of the answer were the client's weights."""
+
+    sent: Message
+    reply: Message
+    weights: frozenset[str]
 
 
 class Recorder(InProcess):
@@ -74,11 +84,20 @@ class Recorder(InProcess):
     def exchange(self, step: Step, messages: Mapping[int, Message], ctx: Context) -> Replies:
         """Exchange as usual, and remember."""
         if not hasattr(self, "seen"):
-            self.seen: dict[str, tuple[Message, Message]] = {}
+            self.seen: dict[str, Heard] = {}
         replies = super().exchange(step, messages, ctx)
         if step.up:
-            self.seen[step.name] = (messages[0], replies.messages[0].detached())
+            reply = replies.messages[0].detached()
+            own = [tensor for state in self.store.states(0).values() for tensor in state.values()]
+            weights = {name for name, tensor in reply.tensors() if name.startswith("data/") and _is_one_of(tensor, own)}
+            self.seen[step.name] = Heard(messages[0], reply, frozenset(weights))
         return replies
+
+
+def _is_one_of(tensor: Tensor, weights: list[Tensor]) -> bool:
+    """Tell whether a tensor has the numbers of one of the weights; a constant is no evidence."""
+    told = tensor.numel() > 1 and tensor.is_floating_point() and bool((tensor != tensor.flatten()[0]).any())
+    return told and any(w.numel() == tensor.numel() and torch.equal(w.flatten(), tensor.flatten()) for w in weights)
 
 
 def rehearse(method: Method, blueprint: Blueprint, problem: Problem, seed: int) -> dict[str, Template] | None:
@@ -134,9 +153,7 @@ def _inputs(number: int, shape: tuple[int, ...], rng: torch.Generator) -> torch.
     return torch.randn((number, *shape), generator=rng)
 
 
-def _run(
-    method: Method, blueprint: Blueprint, problem: Problem, seed: int, variant: int
-) -> dict[str, tuple[Message, Message]]:
+def _run(method: Method, blueprint: Blueprint, problem: Problem, seed: int, variant: int) -> dict[str, Heard]:
     """Let the method run one round with one simulated client and return what it sent and answered in each step."""
     rng = torch.Generator().manual_seed(variant)
     labels = torch.arange(_present(problem, variant)).repeat(2 + variant)
@@ -171,16 +188,17 @@ def _targets(labels: Tensor, problem: Problem) -> Tensor:
     return torch.nn.functional.one_hot(labels, problem.num_classes).float()
 
 
-def compare(first: tuple[Message, Message], second: tuple[Message, Message], problem: Problem) -> Template:
+def compare(first: Heard, second: Heard, problem: Problem) -> Template:
     """Return what two rehearsals of a step have in common."""
-    template = Template()
-    for model in first[1].params:
+    template = Template(weights={*first.weights, *second.weights})
+    for model in first.reply.params:
         same = [
-            reply.params.get(model, {}).keys() == sent.params.get(model, {}).keys() for sent, reply in (first, second)
+            heard.reply.params.get(model, {}).keys() == heard.sent.params.get(model, {}).keys()
+            for heard in (first, second)
         ]
         if all(same):
             template.echoed.add(model)
-    a, b = dict(first[1].tensors()), dict(second[1].tensors())
+    a, b = dict(first.reply.tensors()), dict(second.reply.tensors())
     for name in a.keys() | b.keys():
         if name.startswith("params/") and name.split("/")[1] in template.echoed:
             continue
@@ -195,7 +213,7 @@ def compare(first: tuple[Message, Message], second: tuple[Message, Message], pro
             t.numel() and float(t.double().sum()) == samples_of(problem, variant) for variant, t in enumerate((x, y))
         )
         template.tensors[name] = spec
-    template.meta = {key: type(value) for key, value in first[1].meta.items() if key in second[1].meta}
+    template.meta = {key: type(value) for key, value in first.reply.meta.items() if key in second.reply.meta}
     return template
 
 

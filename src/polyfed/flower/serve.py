@@ -99,6 +99,8 @@ def serve(
     method = config.method
     if method.pools_data:
         raise InputError(f"{method.name} puts all data in one place: it exists in simulations only.")
+    if not methods.is_importable(type(method)):
+        raise InputError(f"{method.name} is a class of a script: put it into a file that sites can import by its name.")
     if config.trust.attack is not None:
         raise InputError("attack is for simulations: in a real federation nobody is malicious on request.")
     check_rule(config.trust.rule(), method, methods.candidates)
@@ -208,7 +210,7 @@ def run_head(method: Method, settings: Settings, networks: Networks, federation:
     planned = method.plan().rounds
     return {
         "federation": federation,
-        "method": method.name,
+        "method": methods.reference(type(method)),
         "options": {item.name: getattr(method, item.name) for item in fields(method)},
         "seed": settings.seed,
         "training": asdict(settings.training),

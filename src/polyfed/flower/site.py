@@ -231,10 +231,11 @@ class Site(SiteFolder):
         if not isinstance(name, str) or not isinstance(options, dict):
             raise MessageError(f"Message from {SERVER} refused: it names no method.")
         if self.allow and name not in (*self.allow, Local.name):  # which sends nothing
-            raise InputError(f"Site {self.name} does not allow {name} (it allows {', '.join(self.allow)}).")
+            raise InputError(f"Site {self.name} does not allow {name[:100]} (it allows {', '.join(self.allow)}).")
         if name not in methods.registry() and name not in self.allow:
             # A name with a colon would import code here: only the site itself may ask for that.
-            raise InputError(f"Site {self.name} does not know the method '{name[:60]}'.")
+            how = f": it is in a file that this site must have, too, and allow (--allow {name[:100]})" * (":" in name)
+            raise InputError(f"Site {self.name} does not know the method '{name[:100]}'{how}.")
         fetched = next((value for value in options.values() if isinstance(value, str) and fetches(value)), None)
         if fetched is not None:
             raise InputError(

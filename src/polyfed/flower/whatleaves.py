@@ -38,7 +38,8 @@ def what_leaves(
             "The server adds noise to what it combines, for each site as a whole; it sees what leaves this site "
             "without noise."
         )
-    for line in in_words(rehearse(method, blueprint, problem, run["seed"]), data.num_classes):
+    templates = rehearse(method, blueprint, problem, run["seed"])
+    for line in in_words(templates, data.num_classes):
         yield f"  {line}"
     yield f"  when it joins: {'; '.join(JOINING.values())}"
     if method.shares and not in_zoo(model):
@@ -46,4 +47,9 @@ def what_leaves(
     yield f"  with every reply: {'; '.join((PRIVATE if privacy.on else WORKING).values())}"
     yield f"  with every measurement: {'; '.join(MEASURING.values())}"
     yield f"  instead of a reply, if this site cannot give it: {'; '.join(FAILING.values())}"
-    yield f"{'Model weights are' if method.shares else 'No weights are'} among it; your samples stay here."
+    if method.shares or any(template.weights for template in (templates or {}).values()):
+        yield "Model weights are among it; your samples stay here."
+    elif templates is None:  # the method could not be tried here
+        yield "Whether weights of your network are among it could not be tried; your samples stay here."
+    else:
+        yield "No weights are among it; your samples stay here."

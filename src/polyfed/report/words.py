@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ from polyfed.core.summary import client_columns
 from polyfed.ops.estimate import Estimate
 from polyfed.report import statistics as numbers
 from polyfed.report.fairness import fairness
-from polyfed.report.runs import LOCAL, POOLED, Study
+from polyfed.report.runs import LOCAL, POOLED, Run, Study
 from polyfed.report.statistics import Standing
 from polyfed.report.sweeps import equal
 from polyfed.terminal.tables import amount, own_settings
@@ -130,6 +131,7 @@ def _cautions(study: Study, best: Standing, others: list[Standing]) -> list[str]
                 f"{_list(ties)} {verb} not clearly behind: the 95 % intervals over {best.seeds} seeds "
                 "leave the order open."
             )
+    found += [text for label, runs in study.runs.items() if (text := _lost(label, runs))]
     if len(numbers.by_networks(study, study.labels)) > 1:
         found.append("Methods have different networks: gains and prices compare the same ones, this order does not.")
     if best.took_part is not None:
@@ -173,10 +175,21 @@ def _idle(study: Study, best: Standing) -> str:
     count = str(few) if few == many else f"{few} to {many} (by seed)"
     assert best.took_part is not None
     return (
-        f"{count} of the {runs[0].clients} clients never took part in a round; the mean counts them with the weights "
-        f"that they hold and what the server would send them. Without them {best.method} reached "
-        f"{_accuracy(best.took_part)} instead of {_accuracy(best.accuracy)}."
+        f"{count} of the {runs[0].clients} clients never took part in a round (no reply of theirs counted); the mean "
+        f"counts them with the weights that they hold and what the server would send them. Without them {best.method} "
+        f"reached {_accuracy(best.took_part)} instead of {_accuracy(best.accuracy)}."
     )
+
+
+def _lost(label: str, runs: Sequence[Run]) -> str:
+    """Say how many replies of a row did not count (an empty text: all did), with the first reason."""
+    lines = [line for run in runs for line in run.history]
+    asked = sum(len(line.get("participants", [])) for line in lines)
+    spent = [{str(client) for client in line.get("spent", [])} for line in lines]
+    why = [
+        w for line, gone in zip(lines, spent, strict=True) for c, w in line.get("missing", {}).items() if c not in gone
+    ]
+    return f"{label}: {len(why)} of {asked} replies did not count. The first: {why[0]}" if why else ""
 
 
 def _list(words: list[str]) -> str:

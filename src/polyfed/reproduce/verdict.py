@@ -11,8 +11,10 @@ A claim says that a method gains so much over another. Seeds give paired differe
 Where the paper calls two rows equal, zero and the difference that it prints both count as no difference.
 
 The rules are asked in this order. The claims of an entry are tested together: Holm's correction widens the intervals,
-so that the chance of a single wrong one among all of them stays below 5 %. Those that are not measured yet count, too
-(as if they came last): a verdict does not depend on which claims somebody chose to measure first.
+so that the chance that any claim is given a direction which it has not stays below 5 %. That an interval misses the
+paper's gain is not bounded like that: where eight true gains are the paper's, some interval misses one in about an
+eighth of all entries, and says `holds` for `reproduced`. Claims that are not measured yet count, too (as if they came
+last): a verdict does not depend on which claims somebody chose to measure first.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from polyfed.ops.estimate import estimate
 Verdict = Literal["reproduced", "holds", "refuted", "not resolved"]
 VERDICTS: tuple[Verdict, ...] = ("reproduced", "holds", "refuted", "not resolved")
 SEEDS = 5  # fewer decide nothing
-ERROR = 0.05  # chance of a wrong interval among all claims of an entry
+ERROR = 0.05  # chance of a wrong direction among all claims of an entry
 
 
 @dataclass(frozen=True)

@@ -174,7 +174,7 @@ def comparison_table(rows: Sequence[Row], title: str) -> Table:
     caption += _framing(rows)
     active = ", ".join(f"{row.method} {spread(row.took_part)}" for row in rows if row.took_part)
     if active:
-        caption += f"; accuracy counts clients that never took part in a round, without them it is: {active}"
+        caption += f"; accuracy counts clients of which no reply counted in any round, without them it is: {active}"
     if rows[0].tries > 1:
         caption += f"; every method had {rows[0].tries} tries, chosen on validation data"
     caption += "".join(f"; {text}" for text in own_settings({row.method: row.differs for row in rows}))
@@ -235,7 +235,7 @@ def client_table(summary: Mapping[str, Any], alone: Sequence[float] | None = Non
         number = len(accuracy["per_client"])
         idle = number - len(accuracy["took_part"]["clients"])
         mean = percent(accuracy["took_part"]["mean"])
-        apart = f" ({mean} % without the {idle} of {number} clients that never took part in a round)"
+        apart = f" ({mean} % without the {idle} of {number} clients of which no reply counted in any round)"
     payload, wire = (sum(summary["cost"][f"{kind}_{way}"] for way in ("up", "down")) for kind in ("bytes", "wire"))
     spent = f"; sent and received: payload, {amount(payload)} of all ({amount(wire)} on the wire)" if payload else ""
     worst = f", worst client {percent(accuracy['worst'])} %"

@@ -47,8 +47,9 @@ def check_method(
             check(setting)
         except NotApplicable:
             continue
-        except AssertionError as error:
-            raise AssertionError(f"{setting.method.name or type(method).__name__}: {_words(check)}: {error}") from error
+        except Exception as error:
+            said = f"{error}" if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+            raise AssertionError(f"{setting.method.name or type(method).__name__}: {_words(check)}: {said}") from error
         done.append(check.__name__)
     return done
 

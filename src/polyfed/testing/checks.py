@@ -94,6 +94,24 @@ def client_order_does_not_matter(setting: Setting) -> None:
     same_states(states(found), states(expected))
 
 
+def copied_messages_give_the_same_run(setting: Setting) -> None:
+    """Messages may be copies, as between sites: no party relies on sharing memory with another."""
+    exchange = InProcess.exchange
+
+    def through_bytes(self: InProcess, step: Any, messages: Any, ctx: Any) -> Any:
+        replies = exchange(self, step, {client: _copy(message) for client, message in messages.items()}, ctx)
+        replies.messages = {client: _copy(reply) for client, reply in replies.messages.items()}
+        return replies
+
+    with patch.object(InProcess, "exchange", through_bytes):
+        found = setting.run(engine="sequential")
+    _same_run(setting.plain, found)
+
+
+def _copy(message: Message) -> Message:
+    return Message.from_bytes(message.to_bytes())
+
+
 def unselected_clients_are_untouched(setting: Setting) -> None:
     """Clients that do not take part in a round stay as they are."""
     if setting.method.pools_data:
@@ -164,7 +182,7 @@ def bytes_are_those_of_the_formulas(setting: Setting) -> None:
 
 
 def only_declared_models_travel_and_no_inputs(setting: Setting) -> None:
-    """Only models that `shares` names travel, and no input is among what a client tells."""
+    """Only models that `shares` names travel, and no client tells an input as it is."""
     shares, looked = type(setting.method).shares, []
     for said in setting.observed.said:
         for client, blob in said.up.items():
@@ -309,6 +327,7 @@ CHECKS: tuple[Callable[[Setting], None], ...] = (
     another_seed_another_run,
     losses_are_finite_and_training_moves,
     client_order_does_not_matter,
+    copied_messages_give_the_same_run,
     unselected_clients_are_untouched,
     bytes_are_those_of_the_messages,
     only_declared_models_travel_and_no_inputs,
@@ -351,7 +370,7 @@ def _same_run(one: Result, other: Result) -> None:
     same_lines(one, other)
     same_states(states(one), states(other))
     assert one.server is not None and other.server is not None
-    assert pack_tree(one.server.memory) == pack_tree(other.server.memory), "the server remembers something else"
+    assert _stored(one.server.memory) == _stored(other.server.memory), "the server remembers something else"
 
 
 def _stored(tree: Any) -> bytes:
