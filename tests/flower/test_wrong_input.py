@@ -36,7 +36,7 @@ from polyfed.methods import make
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "hospital"
 SITE = ["join", "--insecure", "--name", "north", "--server", "127.0.0.1:9", "--wait", "0"]
-SERVER = ["serve", "--insecure", "--sites", "north", "--out", "run", "--wait", "0"]
+SERVER = ["serve", "--method", "fedavg", "--insecure", "--sites", "north", "--out", "run", "--wait", "0"]
 
 
 @pytest.fixture
@@ -226,7 +226,19 @@ def test_a_port_in_use_leaves_no_run_behind(call, tmp_path):
 
 def test_a_host_that_is_not_this_machine_is_not_called_a_port_in_use(call, tmp_path):
     create_keys(tmp_path / "keys", "localhost", ["north"])
-    code, said = call("serve", "--keys", "keys", "--out", "run", "--host", "192.0.2.1", "--port", str(free_port()))
+    code, said = call(
+        "serve",
+        "--method",
+        "fedavg",
+        "--keys",
+        "keys",
+        "--out",
+        "run",
+        "--host",
+        "192.0.2.1",
+        "--port",
+        str(free_port()),
+    )
     assert code == 1 and "Cannot listen on 192.0.2.1" in said and "in use" not in said
 
 

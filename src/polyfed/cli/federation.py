@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import shlex
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -31,6 +31,7 @@ from polyfed.flower import plain, require_flower
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 
+PORT = 9092
 SITES = "the sites' own"
 # Settings that are each site's own, by full name or section; the server decides the others for everybody.
 THEIRS = ("data.", "execution.", "models.names", "evaluation.samples")
@@ -49,7 +50,7 @@ def register(app: typer.Typer) -> None:
 @with_settings(TOLD)
 def serve(
     out: Annotated[Path, typer.Option(help="A new folder for the run (with --resume: its folder).")],
-    method: Annotated[str | None, typer.Option(help="Name of the method.")] = None,
+    method: Annotated[str | None, typer.Option(help="Name of the method, or module:Class of your own.")] = None,
     keys: Annotated[Path | None, typer.Option(help="The folder of 'polyfed keys init'.")] = None,
     min_sites: Annotated[int | None, typer.Option(help="So many sites make a round count; else all.")] = None,
     deadline: Annotated[float, typer.Option(help="Seconds that a site has for one exchange.")] = 600.0,
@@ -57,7 +58,9 @@ def serve(
     host: Annotated[
         str | None, typer.Option(help="Address to listen on; else all (with --insecure: this one).")
     ] = None,
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 9092,
+    port: Annotated[
+        int | None, typer.Option(help="Port to listen on; else 9092 (with --resume: the one of before).")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, no keys: on this machine only.")] = False,
     sites: Annotated[str, typer.Option(help="With --insecure: names of the sites.")] = "",
@@ -91,7 +94,7 @@ def serve(
         config = _config(given, told)
         hosting = serving.Hosting(
             host=host or ("127.0.0.1" if insecure else "0.0.0.0"),
-            port=port,
+            port=port or _port_of(out, resume),
             keys=keys,
             sites=split_names(sites),
             min_sites=min_sites,
@@ -127,6 +130,8 @@ def serve(
             wide = Console(quiet=quiet, width=None if console.is_terminal else 120)
             wide.print(client_table(result.summary()))
             say(_in_words(result.accuracy(), _site_names(hosting)))
+            for text in _left_out(result.history, _site_names(hosting)):
+                say(text)
         say(f"Everything is in {out}.")
 
 
@@ -176,10 +181,22 @@ def join(
         how = joining.Joining(server, keys, name, Path(), give_up, wait, audit, max_epsilon)
         found = joining.check_joining(how)
         how = replace(how, state=state or Path(f"polyfed-site-{found.name if found else name}"))
+        _refuse_what_the_server_decides(set_ or ())
         asked = read_experiment(None, {"data": data, **given}, set_ or ()).base.data
         network, samples = read_model(model), read_data(asked, public, read_agreed(form) if form else None)
         try_model(model, network, samples)
         joining.join(how, network, samples, allowed, max_mb << 20, lambda text: typer.echo(plain(text)))
+
+
+def _refuse_what_the_server_decides(settings: Sequence[str]) -> None:
+    """Refuse settings of a site that are not about its data: they would be ignored."""
+    from polyfed.command import parse_setting
+    from polyfed.experiment import full_name
+
+    for text in settings:
+        full = full_name(parse_setting(text)[0])
+        if not full.startswith("data."):
+            raise InputError(f"'{full}' is not for a site: how to train is the server's to say (polyfed serve).")
 
 
 def _check_security(insecure: bool, keys: Path | None, host: str, folder: str) -> None:
@@ -206,6 +223,15 @@ def _tell_missing(say: Callable[[str], None], line: dict[str, Any]) -> None:
         say(f"Round {line['round']} goes on without a site: {why}")
 
 
+def _left_out(history: list[dict[str, Any]], names: list[str]) -> Iterator[str]:
+    """Say of each site how many rounds went on without it, and why the last one did."""
+    rounds = [line for line in history if line["phase"] == "round"]
+    for number, name in enumerate(names):
+        why = [line["missing"][str(number)] for line in rounds if str(number) in line.get("missing", {})]
+        if why:
+            yield f"{len(why)} of {len(rounds)} rounds went on without {name}; the last time: {why[-1]}"
+
+
 def _config(given: dict[str, Any], told: dict[str, str | None]) -> Config:
     """Return the configuration from the options, or that of the run that is resumed."""
     from polyfed.api import prolonged
@@ -216,8 +242,11 @@ def _config(given: dict[str, Any], told: dict[str, str | None]) -> Config:
 
     if given["resume"]:
         config = read_config(given["out"])
+        _refuse_other_settings(config, given, told)
         rounds = parse_value(told["rounds"]) if told.get("rounds") else config.rounds
         return config if rounds == config.rounds else prolonged(given["out"], config, rounds)
+    if given["method"] is None:
+        raise InputError("Say what the sites are to do: --method NAME ('polyfed methods' lists them).")
     asked = read_experiment(None, {"method": given["method"], **told}, given["set_"] or ())
     config = asked.config()
     _refuse_what_sites_decide(config)
@@ -225,6 +254,38 @@ def _config(given: dict[str, Any], told: dict[str, str | None]) -> Config:
     alone = Execution(engine="flower", checkpoint_seconds=0.0)
     theirs = Data(SITES, clients=None, partition=SITES, public=given["public"])
     return replace(config, execution=alone, data=theirs, script=("sites",))
+
+
+def _refuse_other_settings(config: Config, given: dict[str, Any], told: dict[str, str | None]) -> None:
+    """Refuse settings that a resumed run does not have: it would go on with its own, and nobody would notice."""
+    from polyfed.command import parse_setting
+    from polyfed.experiment import full_name, read_experiment
+    from polyfed.methods import reference
+
+    options = {name: text for name, text in told.items() if text is not None and name != "rounds"}
+    names = [*options, *(parse_setting(text)[0] for text in given["set_"] or ())]
+    own = reference(type(config.method))
+    if given["method"] not in (None, own):
+        raise InputError(f"{given['out']} runs {own}, not {given['method']}: leave out --method, or use another --out.")
+    asked = read_experiment(None, {"method": own, **options}, given["set_"] or ()).config()
+
+    def value(of: Config, name: str) -> Any:
+        section, _, key = full_name(name).rpartition(".")
+        return getattr(of.method, key) if section in ("method", of.label) else of.value(full_name(name))
+
+    for name in names:
+        if value(asked, name) != value(config, name):
+            raise InputError(
+                f"A resumed run keeps its settings, and {full_name(name)} is {value(config, name)} in {given['out']}, "
+                f"not {value(asked, name)}: leave it out, or use another --out. Only --rounds can change."
+            )
+
+
+def _port_of(out: Path, resume: bool) -> int:
+    """Return where a resumed run listened, or the usual port."""
+    from polyfed.core.rundir import RunDirectory
+
+    return int(RunDirectory.read_config(out).get("port", PORT)) if resume else PORT
 
 
 def _refuse_what_sites_decide(config: Config) -> None:

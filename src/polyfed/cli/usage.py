@@ -40,8 +40,9 @@ def complaint(error: click.ClickException, words: list[str]) -> str | None:
 
 
 def _within(sentence: str) -> str:
-    """Return a sentence as a part of another."""
-    return sentence[:1].lower() + sentence[1:].rstrip(".")
+    """Return a sentence as a part of another; a word in capitals (HOST:PORT) stays one."""
+    start = sentence[:1] if sentence[1:2].isupper() else sentence[:1].lower()
+    return start + sentence[1:].rstrip(".")
 
 
 def _nearest(given: str, known: Iterable[str], asked: str) -> str:

@@ -64,11 +64,16 @@ def own_code(what: str) -> Iterator[None]:
     except PolyfedError:
         raise
     except Exception as error:
-        place, kept = _place(error), ""
-        with suppress(OSError):
-            LOG.write_text("".join(traceback.format_exception(error)))
-            kept = f" The whole traceback is in {LOG}."
+        place, kept = _place(error), kept_traceback(error)
         raise InputError(f"{what} failed with {type(error).__name__}: {error}{place}.{kept}") from error
+
+
+def kept_traceback(error: Exception) -> str:
+    """Keep an error's traceback in a file and say where (nothing, where no file can be written)."""
+    with suppress(OSError):
+        LOG.write_text("".join(traceback.format_exception(error)))
+        return f" The whole traceback is in {LOG}."
+    return ""
 
 
 def _place(error: Exception) -> str:

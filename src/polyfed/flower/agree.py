@@ -64,6 +64,8 @@ def agree(heads: Mapping[str, Head], public: str | None, needs_public: bool) -> 
                 f"Site {site} has the classes {_listed(theirs)}, but site {first} has {_listed(ours)}: {what} of site "
                 f"{first}, also those without a sample (class_names in what --data returns; without names: 0, 1, ...)."
             )
+        if head["columns"] is not None and reference["columns"] is not None:
+            _same_columns(site, head["columns"], first, reference["columns"])
         if head["words"] != reference["words"] or head["groups"] != reference["groups"]:
             raise InputError(
                 f"The words or categories of site {site} are not those of site {first}, so that the same number means "
@@ -77,6 +79,26 @@ def agree(heads: Mapping[str, Head], public: str | None, needs_public: bool) -> 
         if needs_public and head["public"] != public:
             raise InputError(
                 f"Site {site} holds other public samples than the server: give --public the same data everywhere."
+            )
+
+
+def _same_columns(site: str, columns: list[list[str]], first: str, others: list[list[str]]) -> None:
+    """Refuse tables whose numbers would mean something else at another site."""
+    together = "agree on one form ('polyfed form agree') and start every site with it (join --form)"
+    ours, theirs = [column[0] for column in columns], [column[0] for column in others]
+    if ours != theirs:
+        what = "in another order than" if sorted(ours) == sorted(theirs) else f"but {_listed(theirs)} are those of"
+        raise InputError(f"The columns of site {site} are {_listed(ours)}, {what} site {first}: {together}.")
+    for (name, *told), (_, *known) in zip(columns, others, strict=True):
+        if told[:2] != known[:2]:
+            raise InputError(
+                f"Column '{name:.100}' of site {site} has other words or is of another kind than at site {first}, so "
+                f"that the same number means something else: {together}."
+            )
+        if told[2] != known[2]:
+            raise InputError(
+                f"Column '{name:.100}' of site {site} is scaled otherwise than at site {first}, as with another form "
+                f"or with a form at one of them only: {together}."
             )
 
 

@@ -6,8 +6,10 @@ of its own gives names and shapes only; its initial weights travel once, and onl
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,6 +53,7 @@ JOINING = {
     "input_shape": "the shape of an input",
     "words": "how many words a vocabulary has",
     "groups": "how many values each column of words has",
+    "columns": "the names and kinds of a table's columns, checksums of the words of each and of an agreed scaling",
     "public": "a checksum of the public samples",
     "public_classes": "the number of public classes",
     "model": "the name of its network, if it is one of the zoo",
@@ -106,6 +109,7 @@ def introduce(method: Method, model: ModelSpec, data: SiteData, blueprint: Bluep
         "input_shape": list(data.input_shape),
         "words": data.input_shape.words,
         "groups": list(data.input_shape.groups),
+        "columns": told_columns(data),
         "public": fingerprint(data.public),
         "public_classes": data.public_classes,
         "model": model if in_zoo(model) and "learner" not in blueprint.properties else None,
@@ -122,6 +126,28 @@ def introduce(method: Method, model: ModelSpec, data: SiteData, blueprint: Bluep
     }
     share = not in_zoo(model) and method.shares and blueprint.shapes  # a learner has no weights
     return head, Message(params={"main": blueprint.initial}).to_bytes() if share else b""
+
+
+def told_columns(data: SiteData) -> list[list[str]] | None:
+    """Return name, kind, and checksums of words and agreed scaling of each column; None where inputs are no table.
+
+    A site scales by its own rows where nothing was agreed on: the checksum is then empty.
+    """
+    if data.form is None or data.form.kind != "table":
+        return None
+    return [
+        [
+            column.name,
+            column.kind,
+            _checksum(column.values),
+            "" if column.spread is None else _checksum([column.center, column.spread, column.gaps, column.fill]),
+        ]
+        for column in data.form.columns
+    ]
+
+
+def _checksum(values: Sequence[Any]) -> str:
+    return hashlib.sha256(json.dumps(list(values)).encode()).hexdigest()[:16] if values else ""
 
 
 def read_introduction(
@@ -143,6 +169,7 @@ def read_introduction(
     try:
         _check_task(read_task(head), head)
         _count(head["validation"], least=0, most=max_samples)
+        _check_columns(head["columns"])
         blueprint = _blueprint(name, head, blob, method, run, max_bytes)
         counts = head["label_counts"]
         info = ClientInfo(
@@ -164,6 +191,13 @@ def read_introduction(
             f"Site {name} cannot take part: its introduction is not credible ({error!s:.300})."
         ) from error
     return info, blueprint
+
+
+def _check_columns(columns: Any) -> None:
+    """Refuse what is no list of columns."""
+    told = [] if columns is None else columns
+    if not all(len(column) == 4 and all(isinstance(item, str) for item in column) for column in told):
+        raise ValueError("its columns are none")
 
 
 def shape_of(head: Head) -> InputShape:

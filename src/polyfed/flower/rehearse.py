@@ -71,7 +71,7 @@ class Template:
 
 @dataclass(frozen=True)
 class Heard:
-    """One exchange of a rehearsal: what was sent and answered, and which data of the answer were the client's weights."""
+    """One exchange of a rehearsal: what was sent, what came back, and which data of it were the weights."""
 
     sent: Message
     reply: Message

@@ -109,7 +109,7 @@ def serve(
         raise InputError(f"{method.name} needs public data: give --public the same here and at every site.")
     keys, sites = _check(hosting)
     check_free(Address(hosting.host, hosting.port))
-    directory, run = start_directory(config, out, sites, resume)
+    directory, run = start_directory(config, out, sites, resume, hosting.port)
     link = ServerLink(Address(hosting.host, hosting.port), keys, out / "flower", hosting.max_bytes)
     try:
         link.open()
@@ -184,7 +184,9 @@ def _check(hosting: Hosting) -> tuple[ServerKeys | None, list[str]]:
     return keys, sites
 
 
-def start_directory(config: Config, out: Path, sites: list[str], resume: bool) -> tuple[RunDirectory, Head]:
+def start_directory(
+    config: Config, out: Path, sites: list[str], resume: bool, port: int = Hosting.port
+) -> tuple[RunDirectory, Head]:
     """Create or open the run directory; return it with the settings that every message carries."""
     if resume:
         check_same(out, config)
@@ -196,11 +198,11 @@ def start_directory(config: Config, out: Path, sites: list[str], resume: bool) -
                 "ones, and further ones after them, or another --out."
             )
         directory, federation = RunDirectory.open(out), earlier["federation"]
-        if sites != known:  # who was let in since then ('polyfed keys add') takes part from now on
-            directory.rewrite_config({**earlier, "sites": sites})
+        if (sites, port) != (known, earlier.get("port")):  # who was let in since ('polyfed keys add') takes part, too
+            directory.rewrite_config({**earlier, "sites": sites, "port": port})
     else:
         federation = secrets.token_hex(8)
-        directory = RunDirectory.create(out, {**config.dump(), "sites": sites, "federation": federation})
+        directory = RunDirectory.create(out, {**config.dump(), "sites": sites, "federation": federation, "port": port})
         out.chmod(0o700)  # what sites tell is for those who run the server
     return directory, run_head(config.method, config.settings(), config.models, federation)
 

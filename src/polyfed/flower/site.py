@@ -24,6 +24,7 @@ from polyfed.core.learner import Learner
 from polyfed.core.message import Message
 from polyfed.core.method import EVALUATE, Method, Step
 from polyfed.core.metrics import Metric, make_metrics
+from polyfed.core.own_code import kept_traceback
 from polyfed.core.party import Blueprint, ClientInfo, Context, Party, PartyData, load_state
 from polyfed.core.privacy import LEDGER, BudgetSpent
 from polyfed.core.rng import seeded
@@ -109,10 +110,10 @@ class Site(SiteFolder):
                 self.refused = str(error)
             return {"error": str(error), "spent": isinstance(error, BudgetSpent)}, b""
         except (RuntimeError, ValueError, KeyError, TypeError, IndexError, AttributeError, OSError) as error:
-            self.say(f"Failed: {type(error).__name__}: {error}")
+            self.say(f"Failed: {type(error).__name__}: {error}.{kept_traceback(error)}")
             if head.get("kind") == "describe":
                 self.refused = f"This site cannot introduce itself ({type(error).__name__}: {error})."
-            return {"error": f"the work failed ({type(error).__name__})", "spent": False}, b""  # our log has the rest
+            return {"error": f"the work failed ({type(error).__name__})", "spent": False}, b""
 
     # --- what a message can ask for ---
 
@@ -144,8 +145,10 @@ class Site(SiteFolder):
                 "below one over the number of its samples (--max-epsilon), but the server asks for "
                 + (f"epsilon {privacy.epsilon}, delta {privacy.delta:g}." if privacy.on else "training without noise.")
             )
-        if self.hold(head):
-            self.tell(method, self.network(method, run)[0], run)
+        new, blueprint = self.hold(head), self.network(method, run)[0]
+        self.stay(head, len(self.data.train), {name: list(shape) for name, shape in blueprint.shapes.items()})
+        if new:
+            self.tell(method, blueprint, run)
 
     def check_classes(self, run: Mapping[str, Any]) -> None:
         """Refuse to work on other classes than those that the sites agreed on, as after a start with other data."""

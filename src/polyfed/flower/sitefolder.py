@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.core.checkpoint import added_to, pack_tree, read_json, read_tree, sweep, write_atomic, write_json
-from polyfed.core.errors import MessageError
+from polyfed.core.errors import InputError, MessageError
 from polyfed.core.party import Party
 from polyfed.core.privacy import LEDGER, Spent, added, epsilon_of, spent_of
 from polyfed.flower.codec import Head
@@ -85,6 +85,32 @@ class SiteFolder:
             )
         return False
 
+    def stay(self, head: Head, samples: int, network: Mapping[str, list[int]]) -> None:
+        """Refuse to go on in a federation with another network, or other data, than this site joined it with.
+
+        Raises
+        ------
+        InputError
+            With what is different, and what to do.
+        """
+        path = self.home(head) / "joined.json"
+        if not path.is_file():
+            write_json(path, {"samples": samples, "network": dict(network)}, private=True)
+            return
+        joined = read_json(path, sealed=True)
+        before = joined["network"]
+        changed = next((n for n in {**before, **network} if before.get(n) != network.get(n)), None)
+        if changed is not None:
+            raise InputError(
+                f"Site {self.name} joined this federation with another network: '{changed}' was "
+                f"{_shape(before.get(changed))} and is {_shape(network.get(changed))}. Join with the --model of before."
+            )
+        if joined["samples"] != samples:
+            raise InputError(
+                f"Site {self.name} joined this federation with {joined['samples']} training samples and now has "
+                f"{samples}: join with the same data as before; new samples can take part in the next federation."
+            )
+
     def ledger(self, head: Head) -> Path:
         """Return the file with what this site has spent of its privacy budget.
 
@@ -130,6 +156,10 @@ class SiteFolder:
         self.home(head).mkdir(mode=0o700, parents=True, exist_ok=True)
         with added_to(self.home(head) / "audit.jsonl", 0o600) as file:
             file.write("".join(json.dumps(entry, sort_keys=True) + "\n" for entry in entries))
+
+
+def _shape(sizes: list[int] | None) -> str:
+    return "not there" if sizes is None else f"of shape {sizes}"
 
 
 def tag_of(head: Head) -> Tag:
