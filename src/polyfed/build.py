@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from polyfed.core.errors import InputError
+from polyfed.core.errors import InputError, first_line
 from polyfed.core.learner import Learner
 from polyfed.core.message import State
 from polyfed.core.method import Method
@@ -286,10 +286,10 @@ def _check(module: nn.Module, label: str, input_shape: tuple[int, ...], num_clas
         with evaluating(module), torch.no_grad():
             logits = module(sample_input(module, input_shape))
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        first = str(error).splitlines()[0]
         advice = about_ids(module, input_shape).removeprefix(", and ")
         raise InputError(
-            f"Model {label} cannot take inputs of shape {list(input_shape)} ({first}){advice and ': ' + advice}."
+            f"Model {label} cannot take inputs of shape {list(input_shape)} ({first_line(error)})"
+            f"{advice and ': ' + advice}."
         ) from error
     shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
     if shape != (2, num_classes):

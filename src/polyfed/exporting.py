@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.checkpoint import write_atomic
-from polyfed.core.errors import InputError
+from polyfed.core.errors import InputError, first_line
 from polyfed.core.learner import Learner
 from polyfed.core.task import Regression
 from polyfed.data.decode import is_picture
@@ -69,7 +69,8 @@ def export(trained: TrainedModel, out: str | Path, format: str = "safetensors") 
     try:
         if format == "torch":
             content = BytesIO()
-            torch.export.save(torch.export.export(trained.module, (rows,), dynamic_shapes=(batch,)), content)
+            program = torch.export.export(trained.module, (rows,), dynamic_shapes=(batch,), strict=False)
+            torch.export.save(program, content)
             write_atomic(out, content.getvalue())
         elif format == "torchscript":
             write_atomic(out, _script(trained.module, rows))
@@ -87,8 +88,8 @@ def export(trained: TrainedModel, out: str | Path, format: str = "safetensors") 
     except ImportError as error:
         raise InputError(f"Writing ONNX needs another package ({error}): pip install 'polyfed[onnx]'.") from error
     except Exception as error:  # torch raises many kinds; the sentence for people is the same
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        raise InputError(f"This network cannot be written as {format} ({reason}).") from error
+        cause = error.__cause__ or error  # that of torch.onnx itself is advice on what to try
+        raise InputError(f"This network cannot be written as {format} ({first_line(cause)}).") from error
     return out
 
 

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+ESCAPE_CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # colors, as some packages put them into their messages
+
+
+def first_line(error: BaseException) -> str:
+    """Return what an error of another package says, in one line without colors and a full stop, to be quoted."""
+    told = ESCAPE_CODES.sub("", str(error)).strip() or type(error).__name__
+    return told.splitlines()[0].rstrip(". ")
 
 
 class PolyfedError(Exception):

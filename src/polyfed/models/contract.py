@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from polyfed.core.errors import InputError
+from polyfed.core.errors import InputError, first_line
 from polyfed.core.nets import frozen_names
 from polyfed.core.shape import InputShape
 
@@ -48,7 +48,7 @@ def check_model(module: nn.Module, input_shape: Sequence[int]) -> None:
             features, logits = model.features(x), model(x)
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise InputError(
-                f"The model {kind} cannot take inputs of shape {tuple(input_shape)} ({_first_line(error)}): "
+                f"The model {kind} cannot take inputs of shape {tuple(input_shape)} ({first_line(error)}): "
                 f"build it for the shape of your data{about_ids(module, input_shape)}."
             ) from error
         _expect(features, (2, model.feature_dim), f"{kind}.features(x)", "feature_dim")
@@ -190,10 +190,6 @@ def _expect(output: Tensor, shape: tuple[int, int], what: str, attribute: str) -
             f"{what} of a batch of two gives {got}, but {attribute} says {shape}: correct {attribute}, "
             "or use pf.adapt(...), which finds it."
         )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 @runtime_checkable
