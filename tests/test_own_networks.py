@@ -85,3 +85,32 @@ def test_a_network_that_cannot_be_written_is_told_in_one_sentence(tmp_path):
         export(model, tmp_path / "one.pt2", "torch")
     told = str(found.value)
     assert told.startswith("This network cannot be written as torch (") and "\n" not in told and "\x1b" not in told
+
+
+# --- refused before training ---
+
+
+@pytest.mark.parametrize("kind", ["float64", "bfloat16"])
+@pytest.mark.parametrize(
+    ("make", "options"), [(mine, {}), (mine, {"feature_dim": 6}), (plain, {})], ids=["adapted", "feature_dim", "plain"]
+)
+def test_a_network_of_other_floats_is_refused_before_training(make, options, kind):
+    def given():
+        return make().to(getattr(torch, kind))
+
+    clients = pf.split(pf.load("digits", limit=(60, 40)), clients=2)
+    with pytest.raises(InputError, match=f"Model .*given.* computes in {kind}, .* float32: .*\\.float\\(\\)"):
+        pf.run("local", clients, given, rounds=1, **options)
+
+
+def test_a_network_that_turns_numbers_into_its_own_and_back_is_taken():
+    class Exact(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.fc = nn.Linear(64, 8).double(), nn.Linear(8, 10)
+
+        def forward(self, x):
+            return self.fc(self.body(x.flatten(1).double()).relu().float())
+
+    clients = pf.split(pf.load("digits", limit=(60, 40)), clients=2)
+    assert pf.run("local", clients, Exact, rounds=1).rounds == 1

@@ -27,7 +27,7 @@ from polyfed.core.weights import DoesNotFit, header_of
 from polyfed.data import Clients
 from polyfed.data.described import describe_inputs, differences
 from polyfed.models import check_model, count_parameters, properties, with_feature_dim
-from polyfed.models.contract import REQUIRED, about_ids, cut_shapes, evaluating, sample_input
+from polyfed.models.contract import REQUIRED, about_ids, check_floats, cut_shapes, evaluating, sample_input
 from polyfed.models.estimators import offers
 from polyfed.models.structure import structure
 from polyfed.specs import ModelSpec, construct, label_of, weights_of
@@ -279,7 +279,8 @@ def union(parts: Sequence[Samples]) -> Samples:
 
 
 def _check(module: nn.Module, label: str, input_shape: tuple[int, ...], num_classes: int) -> None:
-    """Check the contract where the model offers it, and in any case the shape of its outputs."""
+    """Check the contract where the model offers it, and in any case its numbers and the shape of its outputs."""
+    check_floats(module, input_shape, label)
     if all(hasattr(module, name) for name in REQUIRED):
         check_model(module, input_shape)
     try:
