@@ -140,6 +140,11 @@ def white_of(x: Tensor) -> float:
     return 255.0 if largest <= 255 and bool((x == x.round()).all()) else 0.0
 
 
+def how_to_resize(shape: Sequence[int]) -> str:
+    """Return advice for samples of different shapes, where they are images."""
+    return " (resize=(height, width))" if len(shape) == 3 else ""
+
+
 def check_part(what: str, x: Tensor | Raw, labels: Any) -> None:
     """Refuse a part that is empty, has not one label for each input, or inputs that are not finite."""
     if len(x) == 0:

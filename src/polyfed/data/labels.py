@@ -15,6 +15,7 @@ from polyfed.core.errors import InputError
 from polyfed.data.tables import Table
 
 LABELS = ("label", "labels", "fine_label", "target", "class", "y")  # what label columns are called
+CLASSES, ALIKE = "classes whose names", "differ only by case or blanks"  # how a note on spellings begins
 FEW = 8  # so many labels are listed in a note; more are counted
 
 
@@ -134,7 +135,9 @@ def number_classes(
         _check_known(given, known, declared=bool(class_names))
         order = np.argsort(known)
         numbered = [order[np.searchsorted(known, labels, sorter=order)] for labels in given.values()]
-        return _made(numbered, tuple(known.tolist()), num_classes, None if class_names else _alike(known.tolist()))
+        return _made(
+            numbered, tuple(known.tolist()), num_classes, None if class_names else spelled_alike(known.tolist())
+        )
     whole = {what: _whole_numbers(what, labels) for what, labels in parts.items()}
     everything = np.concatenate(list(whole.values()))
     classes = num_classes or (len(class_names) if class_names else None)
@@ -183,6 +186,33 @@ def joined_names(lists: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """Return all class names of several lists, in the order in which they come (numbers by their value)."""
     names = list(dict.fromkeys(name for names in lists for name in names))
     return tuple(sorted(names, key=int) if all(name.isdecimal() for name in names) else names)
+
+
+def spelled_alike(
+    names: Sequence[str], whose: Mapping[str, Collection[str]] | None = None, what: str = CLASSES, one: str = "class"
+) -> str | None:
+    """Say which names differ only by case or blanks: probably one class, written in two ways.
+
+    Parameters
+    ----------
+    names
+        All of them.
+    whose
+        Which of them each party has, so that it can be said where they are.
+    what, one
+        What is so called, all together and one of them.
+    """
+    written: dict[str, list[str]] = {}
+    for name in names:
+        written.setdefault("".join(name.split()).casefold(), []).append(name)
+
+    def told(name: str) -> str:
+        where = [party for party, has in (whose or {}).items() if name in has]
+        more = ", ..." if len(where) > FEW else ""
+        return f"'{name}'" + (f" ({', '.join(where[:FEW])}{more})" if where else "")
+
+    found = [" and ".join(map(told, same)) for same in written.values() if len(same) > 1]
+    return f"{what} {ALIKE}: {', '.join(found[:FEW])} (one {one}? write it alike)" if found else None
 
 
 def _check_declared(class_names: Sequence[str] | None, num_classes: int | None) -> None:
@@ -254,16 +284,6 @@ def _note(labels: np.ndarray) -> str:
     else:
         old = ", ".join(map(str, listed[:FEW])) + (f", ... ({len(listed)} in all)" if len(listed) > FEW else "")
     return f"labels {old} are the classes 0 to {len(listed) - 1}"
-
-
-def _alike(names: Sequence[str]) -> str | None:
-    """Say which class names differ only by case or blanks: probably one class, written in two ways."""
-    written: dict[str, list[str]] = {}
-    for name in names:
-        written.setdefault("".join(name.split()).casefold(), []).append(name)
-    found = [" and ".join(f"'{name}'" for name in same) for same in written.values() if len(same) > 1]
-    listed = ", ".join(found[:FEW])
-    return f"classes whose names differ only by case or blanks: {listed} (one class? write it alike)" if found else None
 
 
 def _made(
