@@ -45,7 +45,11 @@ class RunDirectoryError(InputError):
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     """Say that `name` is not a known `kind`, with the nearest known name or the whole list."""
+    return InputError(f"Unknown {kind} '{name}': {nearest(name, known, 'known are:')}")
+
+
+def nearest(name: str, known: Iterable[str], listed: str) -> str:
+    """Return a question for the nearest of the known names, or the whole list after the words `listed`."""
     known = sorted(set(known))
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)  # at 0.5 "nope" is near "inco"
-    hint = f"did you mean '{near[0]}'?" if near else "known are: " + ", ".join(known) + "."
-    return InputError(f"Unknown {kind} '{name}': {hint}")
+    return f"did you mean '{near[0]}'?" if near else f"{listed} {', '.join(known)}."

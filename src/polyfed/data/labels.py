@@ -44,13 +44,19 @@ def label_array(labels: Any, what: str) -> np.ndarray:
         raise InputError(f"The labels of {what} have shape {array.shape}: give one class number per row.")
     if array.dtype.kind == "O":
         values = array.tolist()
-        for row, value in enumerate(values):
-            if value is None or (isinstance(value, float) and np.isnan(value)):
-                raise InputError(f"Row {row} of {what} has no label: remove the row.")
+        refuse_gaps([value is None or (isinstance(value, float) and np.isnan(value)) for value in values], what)
         array = np.array(values if all(isinstance(value, numbers.Real) for value in values) else list(map(str, values)))
     if array.dtype.kind not in "buifUS":
         raise InputError(f"The labels of {what} are of type {array.dtype}: give class numbers or strings.")
     return array.astype(str) if array.dtype.kind in "US" else array
+
+
+def refuse_gaps(missing: Sequence[bool], what: str, where: str = "") -> None:
+    """Refuse rows without a label, with the first one and how many there are."""
+    if any(missing):
+        number = sum(missing)
+        told = f" ({number} such rows): remove these rows" if number > 1 else ": remove the row"
+        raise InputError(f"Row {list(missing).index(True)} of {what} has no label{where}{told}.")
 
 
 def label_columns(label: str | Sequence[str] | None, present: Collection[str]) -> list[str]:
@@ -93,8 +99,7 @@ def read_labels(table: Table, names: Sequence[str]) -> np.ndarray:
     for name in names:
         column = table.rows[name]
         if column.null_count:
-            row = column.to_pylist().index(None)
-            raise InputError(f"Row {row} of {table.what} has no label in column '{name}': remove the row.")
+            refuse_gaps([value is None for value in column.to_pylist()], table.what, f" in column '{name}'")
         found.append(label_array(column.to_pylist(), table.what))
         if len(names) > 1 and (found[-1].ndim > 1 or found[-1].dtype.kind not in "buif"):
             raise InputError(
@@ -249,8 +254,7 @@ def _whole_numbers(what: str, labels: np.ndarray) -> np.ndarray:
         if wrong.any():
             row = int(wrong.argmax())
             if np.isnan(labels[row]):
-                number = int(np.isnan(labels).sum())
-                raise InputError(f"Row {row} of {what} has no label ({number} such rows): remove these rows.")
+                refuse_gaps(np.isnan(labels).tolist(), what)
             raise InputError(
                 f"Label {labels[row]} in row {row} of {what} is not a class number: give whole numbers, or "
                 "say task='regression' if values are to be predicted."
