@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import polyfed as pf
@@ -114,3 +115,27 @@ def test_a_network_that_turns_numbers_into_its_own_and_back_is_taken():
 
     clients = pf.split(pf.load("digits", limit=(60, 40)), clients=2)
     assert pf.run("local", clients, Exact, rounds=1).rounds == 1
+
+
+# --- back to plain torch ---
+
+
+def test_the_network_inside_is_ones_own_with_its_own_names(tmp_path):
+    model, result, _ = trained(mine, tmp_path / "run")
+    inside = model.module.model
+    assert inside.state_dict().keys() == plain().state_dict().keys()
+    assert torch.equal(inside[3].weight, result.models[0].model[3].weight)
+    stored = load_file(tmp_path / "run" / "models" / "client-0.safetensors")
+    assert stored.keys() == {f"model.{name}" for name in inside.state_dict()}
+    assert torch.equal(stored["model.1.weight"], inside[1].weight)
+
+
+@pytest.mark.parametrize("adapter", ["linear", "avgpool"])
+def test_with_feature_dim_the_three_parts_in_a_row_are_the_network(adapter, tmp_path):
+    model, _, clients = trained(mine, tmp_path / "run", feature_dim=6, feature_adapter=adapter)
+    made, x = model.module, model.inputs(clients.test.x[:5])
+    network = nn.Sequential(made.model.model, made.projection, made.head).eval()
+    assert torch.equal(network(x), made(x)) and isinstance(made.model.model[3], nn.Identity)
+    stored = load_file(tmp_path / "run" / "models" / "client-0.safetensors")
+    own = {f"model.model.1.{name}" for name in ("weight", "bias")} | {f"head.{name}" for name in ("weight", "bias")}
+    assert stored.keys() == own | ({f"projection.{n}" for n in ("weight", "bias")} if adapter == "linear" else set())
