@@ -144,8 +144,8 @@ def test_the_command_takes_a_folder_and_an_image_and_names_the_files(model, trai
     table = pandas.read_csv(tmp_path / "p.csv")
     assert table.columns.tolist() == ["file", "prediction", "ill", "well"] and table["file"].tolist() == NAMES
     assert table["prediction"].tolist() == ["well", "ill", "well"]
-    assert predicted(trained_in / "run", folder / "a.png", tmp_path / "p.csv").exit_code == 0
-    assert pandas.read_csv(tmp_path / "p.csv")[["file", "prediction"]].values.tolist() == [["a.png", "well"]]
+    assert predicted(trained_in / "run", folder / "a.png", tmp_path / "one.csv").exit_code == 0
+    assert pandas.read_csv(tmp_path / "one.csv")[["file", "prediction"]].values.tolist() == [["a.png", "well"]]
 
 
 def test_a_folder_for_a_model_of_tables_is_refused(tmp_path):

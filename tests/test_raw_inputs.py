@@ -127,7 +127,8 @@ def test_the_command_reads_the_column_that_training_had(reviews, folder, tmp_pat
 def test_an_infinite_number_of_a_table_is_refused_and_a_missing_one_is_filled(patients, wrong):
     model = pf.load_model(patients, 0)
     with pytest.raises(
-        InputError, match=r"Row 1 of the given data holds a value that is NaN or infinite \(1 such rows"
+        InputError,
+        match=r"Row 1 of the given data holds a value that is NaN or infinite \(1 such row\), in column 'age'",
     ):
         model.predict([{"age": 40.0, "sex": "m"}, {"age": wrong, "sex": "f"}])
     with pytest.warns(UserWarning, match="1 rows of the given data have no 'age': training's mean stands in"):

@@ -109,7 +109,7 @@ def test_run_file_and_options_are_one_and_the_model_predicts_by_name(csv, tmp_pa
     polyfed("run", "--data", csv, *words, "--partition", "column:site", *shared, "--out", out)
     polyfed("predict", out, csv, "--client", "north", "--out", tmp_path / "said.csv")
     said = pandas.read_csv(tmp_path / "said.csv", keep_default_na=False)
-    assert list(said.columns) == ["prediction", "fever", "cough"] and len(said) == 120
+    assert list(said.columns) == ["row", "prediction", "fever", "cough"] and len(said) == 120
     (tmp_path / "run.toml").write_text(
         'method = "fedavg"\nrounds = 2\nmodels = ["tabular:1x8"]\n[data]\n'
         f'source = "{csv}"\nlabel = ["fever", "cough"]\ntask = "multilabel"\ndrop = ["days", "cost"]\n'

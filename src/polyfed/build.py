@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from polyfed.core.errors import InputError
+from polyfed.core.errors import InputError, first_line
 from polyfed.core.learner import Learner
 from polyfed.core.message import State
 from polyfed.core.method import Method
@@ -27,7 +27,7 @@ from polyfed.core.weights import DoesNotFit, header_of
 from polyfed.data import Clients
 from polyfed.data.described import describe_inputs, differences
 from polyfed.models import check_model, count_parameters, properties, with_feature_dim
-from polyfed.models.contract import REQUIRED, about_ids, cut_shapes, evaluating, sample_input
+from polyfed.models.contract import REQUIRED, about_ids, check_floats, cut_shapes, evaluating, sample_input
 from polyfed.models.estimators import offers
 from polyfed.models.structure import structure
 from polyfed.specs import ModelSpec, construct, label_of, weights_of
@@ -279,17 +279,18 @@ def union(parts: Sequence[Samples]) -> Samples:
 
 
 def _check(module: nn.Module, label: str, input_shape: tuple[int, ...], num_classes: int) -> None:
-    """Check the contract where the model offers it, and in any case the shape of its outputs."""
+    """Check the contract where the model offers it, and in any case its numbers and the shape of its outputs."""
+    check_floats(module, input_shape, label)
     if all(hasattr(module, name) for name in REQUIRED):
         check_model(module, input_shape)
     try:
         with evaluating(module), torch.no_grad():
             logits = module(sample_input(module, input_shape))
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        first = str(error).splitlines()[0]
         advice = about_ids(module, input_shape).removeprefix(", and ")
         raise InputError(
-            f"Model {label} cannot take inputs of shape {list(input_shape)} ({first}){advice and ': ' + advice}."
+            f"Model {label} cannot take inputs of shape {list(input_shape)} ({first_line(error)})"
+            f"{advice and ': ' + advice}."
         ) from error
     shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
     if shape != (2, num_classes):

@@ -39,9 +39,14 @@ class Data:
         Use at most N training and N test samples (two numbers set them apart).
     resize
         Height and width that images are brought to.
-    inputs, label, columns, drop
-        Names of the input column (or of all features), the label column (or several: a,b), of columns that are no
-        features, and of columns that are left out (tables).
+    inputs
+        The input column, or all features of a table (none: all columns that are nothing else).
+    label
+        The column of labels, or several: a,b (none: the one that is called like it).
+    columns
+        Columns of a table that are kept beside the features, for instance to divide by: a,b.
+    drop
+        Columns of a table that are left out: a,b.
     kind
         What the inputs are, where it is not plain: image, signal, table, text or tokens.
     tokenizer, length

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
@@ -14,11 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.checkpoint import write_atomic
-from polyfed.core.errors import InputError
+from polyfed.core.errors import InputError, first_line, nearest
 from polyfed.core.learner import Learner
 from polyfed.core.task import Regression
 from polyfed.data.decode import is_picture
+from polyfed.data.given import FILES
 from polyfed.data.pictures import picture_files
+from polyfed.data.tables import any_table
 from polyfed.trained import TrainedModel, model_file
 
 ENDINGS = {  # what each format's files are called; other endings are free
@@ -69,7 +71,8 @@ def export(trained: TrainedModel, out: str | Path, format: str = "safetensors") 
     try:
         if format == "torch":
             content = BytesIO()
-            torch.export.save(torch.export.export(trained.module, (rows,), dynamic_shapes=(batch,)), content)
+            program = torch.export.export(trained.module, (rows,), dynamic_shapes=(batch,), strict=False)
+            torch.export.save(program, content)
             write_atomic(out, content.getvalue())
         elif format == "torchscript":
             write_atomic(out, _script(trained.module, rows))
@@ -87,8 +90,8 @@ def export(trained: TrainedModel, out: str | Path, format: str = "safetensors") 
     except ImportError as error:
         raise InputError(f"Writing ONNX needs another package ({error}): pip install 'polyfed[onnx]'.") from error
     except Exception as error:  # torch raises many kinds; the sentence for people is the same
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        raise InputError(f"This network cannot be written as {format} ({reason}).") from error
+        cause = error.__cause__ or error  # that of torch.onnx itself is advice on what to try
+        raise InputError(f"This network cannot be written as {format} ({first_line(cause)}).") from error
     return out
 
 
@@ -104,18 +107,27 @@ def _script(module: nn.Module, rows: Tensor) -> bytes:
     return content.getvalue()
 
 
-def write_predictions(trained: TrainedModel, data: str | Path, out: str | Path) -> int:
+def write_predictions(trained: TrainedModel, data: str | Path, out: str | Path, keep: Sequence[str] = ()) -> int:
     """Predict for a file or folder and write a CSV file: prediction, and the probability of each class or label.
 
-    Images of a folder, or one of them, are named in the first column.
+    The first column says which row it is, counted from 0, or the name of the image.
+
+    Parameters
+    ----------
+    trained, data, out
+        The model, the new rows, and the file to write, which must not be there yet.
+    keep
+        Columns of a table to write beside the predictions, for instance the one of an identifier.
 
     Raises
     ------
     InputError
-        If the rows are not of the kind that the network was trained on.
+        If the rows are not of the kind that the network was trained on, a column to keep is missing, or `out` exists.
     """
     import pandas  # type: ignore[import-untyped]
 
+    if Path(out).exists():
+        raise InputError(f"{out} already exists: choose another --out, or remove it.")
     place = Path(data).expanduser()
     kind = trained.form.kind
     if not place.exists():
@@ -129,12 +141,31 @@ def write_predictions(trained: TrainedModel, data: str | Path, out: str | Path) 
         raise InputError(f"{data} is a folder, but the network takes {kind}, not images: name a file.")
     elif place.suffix.lower() not in (".npy", ".parquet") and kind in ("signal", "features"):
         raise InputError(f"The network takes {kind}: give the inputs as an array in a .npy file.")
+    kept = _columns_to_keep(place, keep, ("row", "prediction", *trained.class_names))
     found = trained.predictions(raw)
+    columns = {**(columns or {"row": range(len(found))}), **kept}
     if not isinstance(trained.task, Regression):
         columns["prediction"] = [" ".join(one) if isinstance(one, list) else one for one in trained.in_words(found)]
     columns |= {name: found[:, place].tolist() for place, name in enumerate(trained.class_names)}
     write_atomic(Path(out), pandas.DataFrame(columns).to_csv(index=False).encode())
     return len(found)
+
+
+def _columns_to_keep(place: Path, names: Sequence[str], taken: Sequence[str]) -> dict[str, list[Any]]:
+    """Return columns of a table as they are."""
+    if not names:
+        return {}
+    if place.suffix.lower() not in FILES:
+        raise InputError(f"{place} has no columns to keep: only tables have (--keep).")
+    rows = any_table(place, str(place)).rows
+    for name in names:
+        if name not in rows.column_names:
+            raise InputError(
+                f"{place} has no column '{name}' to keep: {nearest(name, rows.column_names, 'its columns are')}"
+            )
+        if name in taken:
+            raise InputError(f"'{name}' is a column of the predictions, too: rename that of {place} to keep it.")
+    return {name: rows[name].to_pylist() for name in names}
 
 
 @contextmanager

@@ -184,6 +184,8 @@ def _find(place: Path, client: int | str | None) -> tuple[Path, dict[str, Any]]:
     if place.is_file():
         return place, _header(place)
     folder = place / "models"
+    if not place.exists():
+        raise RunDirectoryError(f"There is no {place}: correct the path of the run, or of the model's file.")
     if not (folder / FILE).is_file():
         raise RunDirectoryError(
             f"{place} holds no models: name the directory of a finished run, or the file that a site ended with."
@@ -267,6 +269,7 @@ class TrainedModel:
             raw = read_array(Path(raw).expanduser())
         if self.form.kind == "table":
             rows = Raw(read_columns(raw, [column.name for column in self.form.columns], what))
+            check_finite(rows, what)  # here its columns still have names
             stored, notes = self.form.encode(rows, what)
         elif self.form.kind == "text":
             rows = Raw({"text": given_texts(raw, self.form.column, what)}, "text")

@@ -44,4 +44,6 @@ def form_agree(
         agreed = agree({path.name: read_told(path) for path in files})
         write_agreed(agreed, out)
     typer.echo(f"Wrote {out}: {len(agreed.form.columns)} columns, classes or targets {', '.join(agreed.class_names)}.")
+    for note in agreed.notes:
+        typer.echo(f"Look at {note}.")
     typer.echo(f"Send it to all sites; they join with --form {out.name}.")

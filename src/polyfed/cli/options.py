@@ -81,7 +81,7 @@ def option(name: str) -> inspect.Parameter:
 
 def _default(kind: type[Any], field: str) -> str:
     found = next(item.default for item in fields(kind) if item.name == field)
-    if found is MISSING or found is None:
+    if found is MISSING or found is None or found == ():
         return ""
     return f"(default {', '.join(found) if isinstance(found, tuple) else found})"
 

@@ -51,17 +51,21 @@ def predict(
     data: Annotated[
         Path, typer.Argument(help="New rows: a CSV or parquet file; images: a folder or a file; arrays: .npy.")
     ],
-    out: Annotated[Path, typer.Option(help="The CSV file to write.")],
+    out: Annotated[Path, typer.Option(help="The CSV file to write, which must not be there yet.")],
     client: Annotated[str | None, typer.Option(help="Of a run: number or name of the client.")] = None,
     model: OwnModel = None,
     tokenizer: Tokenizer = None,
+    keep: Annotated[
+        str | None, typer.Option(help="Columns of a table to write beside the predictions, such as an identifier: a,b.")
+    ] = None,
 ) -> None:
     """Predict for new rows with the model of a client or a site."""
+    from polyfed.core.fields import split_names
     from polyfed.exporting import write_predictions
 
     made = _trained(trained, client, model, tokenizer)
     with warnings.catch_warnings(record=True, action="always") as notes:
-        rows = write_predictions(made, data, out)
+        rows = write_predictions(made, data, out, split_names(keep or ""))
     for note in notes:
         say(Console(), f"The data: {note.message}")
     say(Console(), f"Wrote {rows} predictions to {out}")

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+ESCAPE_CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # colors, as some packages put them into their messages
+
+
+def first_line(error: BaseException) -> str:
+    """Return what an error of another package says, in one line without colors and a full stop, to be quoted."""
+    told = ESCAPE_CODES.sub("", str(error)).strip() or type(error).__name__
+    return told.splitlines()[0].rstrip(". ")
 
 
 class PolyfedError(Exception):
@@ -36,7 +45,11 @@ class RunDirectoryError(InputError):
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     """Say that `name` is not a known `kind`, with the nearest known name or the whole list."""
+    return InputError(f"Unknown {kind} '{name}': {nearest(name, known, 'known are:')}")
+
+
+def nearest(name: str, known: Iterable[str], listed: str) -> str:
+    """Return a question for the nearest of the known names, or the whole list after the words `listed`."""
     known = sorted(set(known))
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)  # at 0.5 "nope" is near "inco"
-    hint = f"did you mean '{near[0]}'?" if near else "known are: " + ", ".join(known) + "."
-    return InputError(f"Unknown {kind} '{name}': {hint}")
+    return f"did you mean '{near[0]}'?" if near else f"{listed} {', '.join(known)}."

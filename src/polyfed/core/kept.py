@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyfed.core.errors import InputError
+from polyfed.core.errors import InputError, first_line
 from polyfed.core.learner import Fitted, Learner
 from polyfed.core.task import Task
 
@@ -78,7 +78,7 @@ def unpacked(tensors: Mapping[str, Tensor], seen: list[Any], task: Task, outputs
                 estimator = io.loads(content, trusted=list(TRUSTED))
                 _check_trees(estimator)
             except Exception as error:  # whatever a damaged or hostile file leads to
-                reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+                reason = first_line(error)
                 raise InputError(f"{what} cannot be read as a learner ({reason}).") from error
         parts.append((None if classes is None else np.array(classes), estimator))
     learner = Learner(next((one for _, one in parts if one is not None), None), outputs)

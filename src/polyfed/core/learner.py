@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.errors import InputError, TrainingError
+from polyfed.core.errors import InputError, TrainingError, first_line
 from polyfed.core.nets import EVAL, Net
 from polyfed.core.party import Context, Party, PartyData
 from polyfed.core.rng import seed_of
@@ -140,7 +140,7 @@ class Learner(nn.Module):
         try:
             self.fitted()
         except Exception as error:  # estimators raise whatever they like, and so do files
-            raise InputError(f"The learner of client {owner} cannot be fitted again ({_reason(error)}).") from error
+            raise InputError(f"The learner of client {owner} cannot be fitted again ({first_line(error)}).") from error
 
     def estimators(self) -> list[Any]:
         """Return what was fitted: one estimator, or one for each label or value (None: all samples were of one class).
@@ -170,7 +170,7 @@ class Learner(nn.Module):
             self.fitted()
         except Exception as error:  # estimators raise whatever they like
             raise TrainingError(
-                f"The learner of {party} cannot be fitted in round {ctx.round} ({_reason(error)})."
+                f"The learner of {party} cannot be fitted in round {ctx.round} ({first_line(error)})."
             ) from error
         return Trained(self._loss(stage, party, ctx), steps=1)
 
@@ -335,7 +335,3 @@ def _soft(task: Task, targets: Tensor, outputs: int) -> Tensor:
     if isinstance(task, Classification) and not targets.is_floating_point():
         return nn.functional.one_hot(targets, outputs).double()
     return targets.double()
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

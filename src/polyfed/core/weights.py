@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from polyfed.core.checkpoint import CHECKSUM, sum_of_state
-from polyfed.core.errors import InputError
+from polyfed.core.errors import InputError, first_line
 
 KEY = "polyfed"  # of a model's file: under which its header says how to use it
 TORCH = (".pt", ".pth", ".bin", ".ckpt")
@@ -42,7 +42,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        reason = first_line(error)
         raise InputError(
             f"Cannot read {path} ({reason}): give a file with tensors only, as torch.save(model.state_dict(), ...) "
             "writes it."
@@ -87,7 +87,7 @@ def fill(network: nn.Module, state: Mapping[str, Tensor], source: object) -> Non
     try:
         network.load_state_dict(state)
     except RuntimeError as error:
-        told = _unlike(network.state_dict(), state) or str(error).splitlines()[0]
+        told = _unlike(network.state_dict(), state) or first_line(error)
         raise DoesNotFit(f"{source} does not fit: {told}") from error
 
 

@@ -20,6 +20,7 @@ from polyfed.core.errors import InputError
 from polyfed.core.task import CLASSIFICATION, Regression, Task, describe, from_description
 from polyfed.data.dataset import CONSTANT, Dataset
 from polyfed.data.form import Column, Form
+from polyfed.data.labels import spelled_alike
 
 TOLD, AGREED = "a site's form", "the form of all sites"  # what a file is
 
@@ -31,6 +32,7 @@ class Agreed:
     form: Form
     class_names: tuple[str, ...]
     task: Task
+    notes: tuple[str, ...] = ()  # what whoever collects the files should know
 
     def options(self) -> dict[str, Any]:
         """Return what `load` needs to read a site's rows like this."""
@@ -95,10 +97,15 @@ def agree(told: Mapping[str, Mapping[str, Any]]) -> Agreed:
             )
     by_name = [{column["name"]: column for column in one["columns"]} for one in told.values()]
     columns = [_column(name, kind, [one[name] for one in by_name]) for name, kind in kinds.items()]
+    notes: list[str | None] = []
+    for column in (column for column in columns if column.kind == "category"):
+        whose = {site: one[column.name]["values"] for site, one in zip(told, by_name, strict=True)}
+        notes.append(spelled_alike(column.values, whose, f"values of '{column.name}' that", "value"))
     names: tuple[str, ...] = tuple(reference["class_names"])
     task = from_description([reference["task"], *([[], []] if reference["task"] == Regression.name else [])])
     if task == CLASSIFICATION:
         names = tuple(sorted({name for one in told.values() for name in one["class_names"]}, key=_in_order))
+        notes.append(spelled_alike(names, {site: one["class_names"] for site, one in told.items()}))
     for site, one in told.items() if task != CLASSIFICATION else ():
         if len(one["class_names"]) != len(names) or (len(names) > 1 and tuple(one["class_names"]) != names):
             raise InputError(
@@ -108,7 +115,7 @@ def agree(told: Mapping[str, Mapping[str, Any]]) -> Agreed:
     if isinstance(task, Regression):
         units = [_moments([one["targets"][place] for one in told.values()]) for place in range(len(names))]
         task = Regression(tuple(center for center, _ in units), tuple(spread for _, spread in units))
-    return Agreed(Form("table", tuple(columns)), names, task)
+    return Agreed(Form("table", tuple(columns)), names, task, tuple(note for note in notes if note is not None))
 
 
 def _column(name: str, kind: str, told: Sequence[Mapping[str, Any]]) -> Column:

@@ -20,7 +20,7 @@ from polyfed.data.columns import Part, convert, kind_of, same_features
 from polyfed.data.dataset import Dataset, build, check_part, form_of
 from polyfed.data.decode import decode_images, fit_images, is_picture, resize_images
 from polyfed.data.form import Form, Raw, learn_form
-from polyfed.data.labels import are_names, number_classes, with_names
+from polyfed.data.labels import are_names, number_classes, spelled_alike, with_names
 from polyfed.data.subsets import stratified_holdout
 from polyfed.data.tables import Table
 from polyfed.data.texts import Words
@@ -96,6 +96,8 @@ def put_together(
 ) -> Dataset:
     """Put the parts together: hold out a test part if there is none, one number of channels, one size."""
     notes, task = train.notes, as_task(options.get("task"))
+    if task == CLASSIFICATION and not options.get("class_names") and (told := spelled_alike(train.class_names or ())):
+        notes += (told,)  # of folders; of labels it is said where they become classes
     class_names, num_classes = options.get("class_names") or train.outputs(task), options.get("num_classes")
     both = [part.labels for part in (train, test) if part is not None]
     if task == CLASSIFICATION and are_names(both, options.get("class_names") or ()):

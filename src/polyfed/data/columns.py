@@ -25,7 +25,7 @@ from polyfed.data.cells import (
     values_of,
 )
 from polyfed.data.decode import decode_images
-from polyfed.data.form import Form, Raw
+from polyfed.data.form import FEW_ROWS, Form, Raw
 from polyfed.data.labels import find_label, label_columns, read_labels
 from polyfed.data.tables import Table
 
@@ -111,6 +111,13 @@ def convert(
     x_columns, left_out = (named, []) if named else _find_inputs(table, targets, columns, kind)
     said: list[str] = []
     x, whole = _features(table, x_columns, resize, kind, said)
+    if not named and not whole:
+        said += [
+            f"column '{name}' is a feature, but its whole numbers differ in every row, as those of an identifier do: "
+            f"leave it out if it is one (drop=['{name}'], --drop-columns {name})"
+            for name in x_columns
+            if _counts_rows(table, name)
+        ]
     labels = read_labels(table, targets)
     others = {
         name: scalars_of(table, name)
@@ -194,6 +201,15 @@ def _is_identifier(table: Table, name: str) -> bool:
     if IDENTIFIER.fullmatch(name):  # a patient may have several rows
         return bool(types.is_integer(kind)) or 2 * len(table.rows[name].unique()) > table.rows.num_rows
     return bool(KEY.fullmatch(name)) and different
+
+
+def _counts_rows(table: Table, name: str) -> bool:
+    """Tell whether a column looks like an identifier by its values alone: whole numbers, another one in every row."""
+    import pyarrow.types as types
+
+    rows = table.rows.num_rows
+    whole = types.is_integer(table.rows.schema.field(name).type)
+    return bool(whole) and rows >= FEW_ROWS and len(table.rows[name].unique()) == rows
 
 
 def _features(

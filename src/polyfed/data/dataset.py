@@ -21,6 +21,7 @@ from polyfed.data.targets import make_targets
 
 MEASURED = ("table", "features")  # kinds whose scale is measured again where rows are kept apart
 CONSTANT = 1e-12  # a deviation below it is that of one value
+LARGEST = float(np.finfo(np.float32).max)  # a larger number is infinite once it is stored
 
 
 def build(
@@ -140,14 +141,18 @@ def white_of(x: Tensor) -> float:
     return 255.0 if largest <= 255 and bool((x == x.round()).all()) else 0.0
 
 
+def how_to_resize(shape: Sequence[int]) -> str:
+    """Return advice for samples of different shapes, where they are images."""
+    return " (resize=(height, width))" if len(shape) == 3 else ""
+
+
 def check_part(what: str, x: Tensor | Raw, labels: Any) -> None:
     """Refuse a part that is empty, has not one label for each input, or inputs that are not finite."""
     if len(x) == 0:
         raise InputError(f"{_capital(what)} is empty: give at least one sample.")
     if len(x) != len(labels):
         raise InputError(f"{_capital(what)} has {len(x)} inputs but {len(labels)} labels: give one for each.")
-    if isinstance(x, Tensor):
-        check_finite(x, what)
+    check_finite(x, what)
 
 
 def measure(x: Tensor, divisor: float | None = None, form: Form | None = None) -> Scaling:
@@ -235,16 +240,25 @@ def _check_units(name: str, train: Tensor, test: Tensor) -> None:
     )
 
 
-def check_finite(x: Tensor, what: str) -> None:
-    """Refuse inputs that are not finite, with the first such row."""
-    if not x.is_floating_point():
+def check_finite(x: Tensor | Raw, what: str) -> None:
+    """Refuse inputs that are not finite, with the first such row; an empty cell of a table is none of them."""
+    names: list[str] = []
+    if isinstance(x, Raw):
+        numbers = {name: values for name, values in x.columns.items() if values.dtype.kind == "f"}
+        names = [f"'{name}'" for name in numbers]
+        wrong = np.stack([np.abs(values) > LARGEST for values in numbers.values()] or [np.zeros(len(x), bool)], axis=1)
+    elif x.is_floating_point():
+        wrong = ~torch.isfinite(x).reshape(len(x), -1).cpu().numpy()
+        names = [str(place) for place in range(wrong.shape[1])] if x.dim() == 2 else []
+    else:
         return
-    finite = torch.isfinite(x).reshape(len(x), -1).all(1)
-    if not finite.all():
-        row = int((~finite).nonzero()[0])
+    rows = np.flatnonzero(wrong.any(axis=1))
+    if len(rows):
+        where = f", in column {names[int(wrong[rows[0]].argmax())]}" if names else ""
+        many = "such row" if len(rows) == 1 else "such rows"
         raise InputError(
-            f"Row {row} of {what} holds a value that is NaN or infinite "
-            f"({int((~finite).sum())} such rows): remove or repair them."
+            f"Row {rows[0]} of {what} holds a value that is NaN or infinite ({len(rows)} {many}){where}: remove or "
+            f"repair {'it' if len(rows) == 1 else 'them'}."
         )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyfed.core.errors import InputError
+from polyfed.core.errors import InputError, nearest
 from polyfed.core.shape import InputShape
 from polyfed.data.texts import Words, padded, zeros_inside
 
@@ -134,7 +134,10 @@ class Form:
         empty: list[str] = []
         for column in self.columns:
             if column.name not in raw.columns:
-                raise InputError(f"{_capital(what)} has no column '{column.name}', which the data has.")
+                raise InputError(
+                    f"{_capital(what)} has no column '{column.name}', which the form has that all rows follow: "
+                    f"{nearest(column.name, raw.columns, 'its columns are')}"
+                )
             values = _as(column, raw.columns[column.name], what)
             if column.kind == "category":
                 pieces["category"].append(_one_hot(column, values, what, notes))

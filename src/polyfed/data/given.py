@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from polyfed.core.errors import InputError
+from polyfed.core.errors import InputError, nearest
 from polyfed.data.cells import TOKENS, is_words, texts_of, values_of
 from polyfed.data.columns import TEXTS
 from polyfed.data.form import Form, Raw
@@ -149,7 +149,10 @@ def check_shape(stored: Tensor, shape: tuple[int, ...], what: str) -> None:
 def _check_there(table: Table, names: Sequence[str], what: str) -> None:
     missing = [name for name in names if name not in table.rows.column_names]
     if missing:
-        raise InputError(f"{what[0].upper()}{what[1:]} has no column '{missing[0]}', which the network needs.")
+        raise InputError(
+            f"{what[0].upper()}{what[1:]} has no column '{missing[0]}', which the network needs: "
+            f"{nearest(missing[0], table.rows.column_names, 'its columns are')}"
+        )
 
 
 def _is_file(text: str) -> bool:

@@ -15,6 +15,7 @@ from polyfed.core.errors import InputError
 from polyfed.data.tables import Table
 
 LABELS = ("label", "labels", "fine_label", "target", "class", "y")  # what label columns are called
+CLASSES, ALIKE = "classes whose names", "differ only by case or blanks"  # how a note on spellings begins
 FEW = 8  # so many labels are listed in a note; more are counted
 
 
@@ -43,13 +44,19 @@ def label_array(labels: Any, what: str) -> np.ndarray:
         raise InputError(f"The labels of {what} have shape {array.shape}: give one class number per row.")
     if array.dtype.kind == "O":
         values = array.tolist()
-        for row, value in enumerate(values):
-            if value is None or (isinstance(value, float) and np.isnan(value)):
-                raise InputError(f"Row {row} of {what} has no label: remove the row.")
+        refuse_gaps([value is None or (isinstance(value, float) and np.isnan(value)) for value in values], what)
         array = np.array(values if all(isinstance(value, numbers.Real) for value in values) else list(map(str, values)))
     if array.dtype.kind not in "buifUS":
         raise InputError(f"The labels of {what} are of type {array.dtype}: give class numbers or strings.")
     return array.astype(str) if array.dtype.kind in "US" else array
+
+
+def refuse_gaps(missing: Sequence[bool], what: str, where: str = "") -> None:
+    """Refuse rows without a label, with the first one and how many there are."""
+    if any(missing):
+        number = sum(missing)
+        told = f" ({number} such rows): remove these rows" if number > 1 else ": remove the row"
+        raise InputError(f"Row {list(missing).index(True)} of {what} has no label{where}{told}.")
 
 
 def label_columns(label: str | Sequence[str] | None, present: Collection[str]) -> list[str]:
@@ -92,8 +99,7 @@ def read_labels(table: Table, names: Sequence[str]) -> np.ndarray:
     for name in names:
         column = table.rows[name]
         if column.null_count:
-            row = column.to_pylist().index(None)
-            raise InputError(f"Row {row} of {table.what} has no label in column '{name}': remove the row.")
+            refuse_gaps([value is None for value in column.to_pylist()], table.what, f" in column '{name}'")
         found.append(label_array(column.to_pylist(), table.what))
         if len(names) > 1 and (found[-1].ndim > 1 or found[-1].dtype.kind not in "buif"):
             raise InputError(
@@ -134,7 +140,9 @@ def number_classes(
         _check_known(given, known, declared=bool(class_names))
         order = np.argsort(known)
         numbered = [order[np.searchsorted(known, labels, sorter=order)] for labels in given.values()]
-        return _made(numbered, tuple(known.tolist()), num_classes, None if class_names else _alike(known.tolist()))
+        return _made(
+            numbered, tuple(known.tolist()), num_classes, None if class_names else spelled_alike(known.tolist())
+        )
     whole = {what: _whole_numbers(what, labels) for what, labels in parts.items()}
     everything = np.concatenate(list(whole.values()))
     classes = num_classes or (len(class_names) if class_names else None)
@@ -185,6 +193,33 @@ def joined_names(lists: Sequence[Sequence[str]]) -> tuple[str, ...]:
     return tuple(sorted(names, key=int) if all(name.isdecimal() for name in names) else names)
 
 
+def spelled_alike(
+    names: Sequence[str], whose: Mapping[str, Collection[str]] | None = None, what: str = CLASSES, one: str = "class"
+) -> str | None:
+    """Say which names differ only by case or blanks: probably one class, written in two ways.
+
+    Parameters
+    ----------
+    names
+        All of them.
+    whose
+        Which of them each party has, so that it can be said where they are.
+    what, one
+        What is so called, all together and one of them.
+    """
+    written: dict[str, list[str]] = {}
+    for name in names:
+        written.setdefault("".join(name.split()).casefold(), []).append(name)
+
+    def told(name: str) -> str:
+        where = [party for party, has in (whose or {}).items() if name in has]
+        more = ", ..." if len(where) > FEW else ""
+        return f"'{name}'" + (f" ({', '.join(where[:FEW])}{more})" if where else "")
+
+    found = [" and ".join(map(told, same)) for same in written.values() if len(same) > 1]
+    return f"{what} {ALIKE}: {', '.join(found[:FEW])} (one {one}? write it alike)" if found else None
+
+
 def _check_declared(class_names: Sequence[str] | None, num_classes: int | None) -> None:
     if isinstance(class_names, str):
         raise InputError(f"class_names='{class_names}' is one text: give a list with a name for each class.")
@@ -219,8 +254,7 @@ def _whole_numbers(what: str, labels: np.ndarray) -> np.ndarray:
         if wrong.any():
             row = int(wrong.argmax())
             if np.isnan(labels[row]):
-                number = int(np.isnan(labels).sum())
-                raise InputError(f"Row {row} of {what} has no label ({number} such rows): remove these rows.")
+                refuse_gaps(np.isnan(labels).tolist(), what)
             raise InputError(
                 f"Label {labels[row]} in row {row} of {what} is not a class number: give whole numbers, or "
                 "say task='regression' if values are to be predicted."
@@ -254,16 +288,6 @@ def _note(labels: np.ndarray) -> str:
     else:
         old = ", ".join(map(str, listed[:FEW])) + (f", ... ({len(listed)} in all)" if len(listed) > FEW else "")
     return f"labels {old} are the classes 0 to {len(listed) - 1}"
-
-
-def _alike(names: Sequence[str]) -> str | None:
-    """Say which class names differ only by case or blanks: probably one class, written in two ways."""
-    written: dict[str, list[str]] = {}
-    for name in names:
-        written.setdefault("".join(name.split()).casefold(), []).append(name)
-    found = [" and ".join(f"'{name}'" for name in same) for same in written.values() if len(same) > 1]
-    listed = ", ".join(found[:FEW])
-    return f"classes whose names differ only by case or blanks: {listed} (one class? write it alike)" if found else None
 
 
 def _made(

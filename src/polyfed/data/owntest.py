@@ -16,7 +16,7 @@ from polyfed.core.rng import numpy_generator
 from polyfed.core.samples import Samples
 from polyfed.data.assemble import part_of_pictures, pictures_in
 from polyfed.data.columns import Part, convert, kind_of, same_features
-from polyfed.data.dataset import Dataset, check_part
+from polyfed.data.dataset import Dataset, check_part, how_to_resize
 from polyfed.data.dealing import is_number
 from polyfed.data.decode import CHANNELS, resize_images
 from polyfed.data.form import Raw
@@ -45,7 +45,7 @@ def read_part(what: str, source: Any, first: Part | None = None, options: Mappin
     if first is not None:
         same_features(part.features, first.features, what)
     if len(part.inputs) == 0:
-        raise InputError(f"{what.capitalize()} has no samples: give it some or leave it out.")
+        raise InputError(f"{what[0].upper()}{what[1:]} has no samples: give it some or leave it out.")
     check_part(what, part.inputs, part.labels)
     return part
 
@@ -139,7 +139,7 @@ def _rows_of(part: Part, rows: np.ndarray) -> Part:
 
 
 def read_own(
-    own_test: Sequence[Any], read: Sequence[Part], options: Mapping[str, Any] | None = None
+    own_test: Sequence[Any], read: Mapping[str, Part], options: Mapping[str, Any] | None = None
 ) -> list[Part | None]:
     """Read own test sets, which must look like the training data."""
     if len(own_test) != len(read):
@@ -147,13 +147,14 @@ def read_own(
             f"own_test has {len(own_test)} parts for {len(read)} clients: give one for each (None: it has none)."
         )
     found = []
-    for client, part in enumerate(own_test):
-        what = f"the own test set of client {client}"
-        made = None if part is None else read_part(what, part, read[0], options)
-        if made is not None and shape_of(made) not in (shape_of(read[0]), *_other_colors(read[0])):
+    first, reference = next(iter(read.items()))
+    for client, part in zip(read, own_test, strict=True):
+        what = f"the own test set of {client}"
+        made = None if part is None else read_part(what, part, reference, options)
+        if made is not None and shape_of(made) not in (shape_of(reference), *_other_colors(reference)):
             raise InputError(
-                f"Samples of {what} have shape {shape_of(made)}, but those of client 0 have {shape_of(read[0])}: bring "
-                "them to one form."
+                f"Samples of {what} have shape {shape_of(made)}, but those of {first} have {shape_of(reference)}: "
+                f"bring them to one form{how_to_resize(shape_of(reference) or ())}."
             )
         found.append(made)
     return found
@@ -186,9 +187,12 @@ def joined(common: list[Part], own: Sequence[Part | None]) -> Part:
     numbers = [part.inputs for part in parts if not isinstance(part.inputs, Raw)]
     if len(kinds) > 1 or len({x.dtype for x in numbers}) > 1 or (raw and numbers):
         raise InputError("The test sets of the clients hold different kinds of inputs or labels: give one kind.")
-    shapes = sorted({str(tuple(x.shape[1:])) for x in numbers})
+    shapes = sorted({tuple(x.shape[1:]) for x in numbers})
     if len(shapes) > 1:
-        raise InputError(f"Samples of the clients have different shapes ({' and '.join(shapes)}): bring them to one.")
+        raise InputError(
+            f"Samples of the clients have different shapes ({' and '.join(map(str, shapes))}): bring them to "
+            f"one{how_to_resize(shapes[0])}."
+        )
     return replace(
         parts[0],
         inputs=Raw.join(raw) if raw else torch.cat(numbers),

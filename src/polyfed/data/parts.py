@@ -11,7 +11,7 @@ import torch
 
 from polyfed.core.errors import InputError
 from polyfed.core.samples import Samples
-from polyfed.core.task import Task, check_score
+from polyfed.core.task import CLASSIFICATION, Task, check_score
 from polyfed.data.columns import Part
 from polyfed.data.dataset import Dataset, build, form_of
 from polyfed.data.dealing import is_number
@@ -27,7 +27,16 @@ from polyfed.data.owntest import (
     read_own,
     read_part,
 )
-from polyfed.data.together import check_divisors, check_kinds, check_widths, join_names, one_color, one_form
+from polyfed.data.together import (
+    check_divisors,
+    check_kinds,
+    check_shapes,
+    check_widths,
+    join_names,
+    note_spellings,
+    one_color,
+    one_form,
+)
 
 
 @dataclass(frozen=True)
@@ -67,13 +76,16 @@ def read_together(
         If there are no parts, a client has no data, or samples of different shapes.
     """
     names = tuple(map(str, parts)) if isinstance(parts, Mapping) else ()
+    if len(set(names)) < len(names):
+        raise InputError(f"Two clients have the same name among {', '.join(names)}: give each one of its own.")
     parts = list(parts.values()) if isinstance(parts, Mapping) else parts
     if parts is not None and (not isinstance(parts, Sequence) or isinstance(parts, str | bytes)):
         raise InputError(f"Clients cannot be made of parts of type {type(parts).__name__}: give a list, a part each.")
     if not parts:
         raise InputError("There are no clients: give at least one part.")
-    read = [read_part("client 0", parts[0], None, how)]
-    read += [read_part(f"client {client}", part, read[0], how) for client, part in enumerate(parts) if client]
+    called = [f"client {one}" for one in (names or range(len(parts)))]
+    read = [read_part(called[0], parts[0], None, how)]
+    read += [read_part(what, part, read[0], how) for what, part in zip(called[1:], parts[1:], strict=True)]
     test, own_test = by_name(test, names), by_name(own_test, names)
     own: list[Part | None] = []
     if is_number(test) or (isinstance(test, str) and test == OWN):
@@ -82,28 +94,24 @@ def read_together(
     elif is_list_of_parts(test, len(parts)):
         test, own_test = None, test
     if isinstance(own_test, Sequence) and not isinstance(own_test, str):
-        own = read_own(own_test, read, how)
+        own = read_own(own_test, dict(zip(called, read, strict=True)), how)
     if test is None and not any(own):
         raise InputError("There is no test set: give test=... for all clients together, or a list, one for each.")
     common = [read_part("the test set", test, read[0], how)] if test is not None else []
-    read, common, own, notes = one_color(read, common, own)
+    whose, common, own, notes = one_color(dict(zip(called, read, strict=True)), common, own)
     held = joined(common, own)
     raw = isinstance(held.inputs, Raw)
-    read, held, form, more = one_form(read, held, tokenizer, length)
+    whose, held, form, more = one_form(whose, held, tokenizer, length)
     notes += more
     if how.get("resize"):
         form = replace(form or form_of(held.tensor), resize=True)
-    for client, part in enumerate(read):
-        if part.tensor.shape[1:] != read[0].tensor.shape[1:] or part.tensor.dtype != read[0].tensor.dtype:
-            raise InputError(
-                f"Client {client} has samples of shape {tuple(part.tensor.shape[1:])} ({part.tensor.dtype}), but "
-                f"client 0 has {tuple(read[0].tensor.shape[1:])} ({read[0].tensor.dtype}): bring them to one form."
-            )
-    check_widths(read, held, task)
-    check_divisors(read, held)
-    read, held, known = join_names(read, held)
+    check_shapes(whose)
+    check_widths(whose, held, task)
+    check_divisors(whose, held)
+    whose, held, known = join_names(whose, held)
+    read = list(whose.values())
     if known is None:
-        check_kinds(read, held)
+        check_kinds(whose, held)
     elif any(part.labels.dtype.kind == "U" for part in (*read, held)):  # one kind, before they are put together
         read = [replace(part, labels=part.labels.astype(str)) for part in read]
     ends = np.cumsum([len(part.inputs) for part in read])
@@ -121,6 +129,8 @@ def read_together(
         form=form,
         learned=raw,
     )
+    if data.task == CLASSIFICATION and not class_names:
+        data = replace(data, notes=note_spellings(whose, data.notes, data.class_names))
     data, apart = own_apart(data, own, test is None)
     check_score(data.task, data.test.labels(), "the test set")
     rows = np.split(np.arange(ends[-1]), ends[:-1])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyfed.core.errors import InputError
+from polyfed.core.errors import InputError, first_line
 
 if TYPE_CHECKING:
     import pyarrow  # type: ignore[import-untyped]
@@ -53,7 +53,7 @@ def read_table(files: Sequence[Path]) -> Table:
                 continue
             pieces.append(pq.read_table(file, partitioning=None))
         except (OSError, pa.ArrowException, UnicodeError) as error:
-            reason = str(error).splitlines()[0].rstrip(".")
+            reason = first_line(error)
             if file.suffix.lower() in TABLES:
                 raise InputError(f"{file} cannot be read as a CSV file ({reason}): correct that row.") from error
             if file.suffix != ".parquet":

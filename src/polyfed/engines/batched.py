@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from polyfed.core.errors import TrainingError
+from polyfed.core.errors import TrainingError, first_line
 from polyfed.core.message import Message
 from polyfed.core.method import Replies, Step
 from polyfed.core.nets import norms_of
@@ -355,7 +355,7 @@ def obstacle(
             return "all that it could move is frozen"
         program.run(limit=1)
     except (RuntimeError, ValueError) as error:  # what `vmap` raises at operations that it cannot stack
-        return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        return first_line(error)
     return ""
 
 

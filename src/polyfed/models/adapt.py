@@ -251,14 +251,23 @@ class Adapted(nn.Module):
         return self._until_head(x)
 
     def _until_head(self, x: Tensor) -> Tensor:
-        def stop(z: Tensor, *_: Any, **__: Any) -> None:
-            raise _Reached(z.flatten(1))
+        found: list[Tensor] = []
+
+        def stop(z: Tensor, *_: Any, **__: Any) -> Tensor:
+            if not torch.compiler.is_compiling():
+                raise _Reached(z.flatten(1))
+            # What writes a network down follows its modules in and out, so an exception would leave it inside: the
+            # forward goes on to its end, with logits that nobody uses.
+            found.append(z.flatten(1))
+            return z.new_zeros(z.shape[0], self.num_classes)
 
         with _forward_replaced(self.head, stop):
             try:
                 self.model(x)
             except _Reached as reached:
                 return reached.value
+        if found:
+            return found[-1]
         raise InputError(
             f"The forward of {type(self.model).__name__} never reaches the head '{self.head_name}': "
             f"name the layer that gives the logits{_suggest_head(self.model)}."

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from polyfed.core.errors import InputError
+from polyfed.core.errors import InputError, first_line
 from polyfed.core.nets import frozen_names
 from polyfed.core.shape import InputShape
 
@@ -48,7 +48,7 @@ def check_model(module: nn.Module, input_shape: Sequence[int]) -> None:
             features, logits = model.features(x), model(x)
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise InputError(
-                f"The model {kind} cannot take inputs of shape {tuple(input_shape)} ({_first_line(error)}): "
+                f"The model {kind} cannot take inputs of shape {tuple(input_shape)} ({first_line(error)}): "
                 f"build it for the shape of your data{about_ids(module, input_shape)}."
             ) from error
         _expect(features, (2, model.feature_dim), f"{kind}.features(x)", "feature_dim")
@@ -65,6 +65,31 @@ def check_model(module: nn.Module, input_shape: Sequence[int]) -> None:
                     f"In the model {kind}, middle(stem(x)) differs from features(x): everything after the stem may "
                     "use only the stem's output; name an earlier cut with pf.adapt(model, stem=...)."
                 )
+
+
+def check_floats(module: nn.Module, input_shape: Sequence[int], label: str) -> None:
+    """Check that a network takes the numbers of data sets, which are float32, and that its logits are float32, too.
+
+    Raises
+    ------
+    InputError
+        With what its numbers are: it would fail at the first step of training.
+    """
+    tensors = (*module.parameters(), *module.buffers())
+    others = [tensor.dtype for tensor in tensors if tensor.is_floating_point() and tensor.dtype != torch.float32]
+    if not others:
+        return
+    x = sample_input(module, input_shape)
+    try:
+        with evaluating(module), torch.no_grad():
+            logits = module(x.float() if x.is_floating_point() else x)
+    except (RuntimeError, TypeError):
+        logits = None
+    if not isinstance(logits, Tensor) or logits.dtype != torch.float32:
+        raise InputError(
+            f"Model {label} computes in {str(others[0]).removeprefix('torch.')}, but data and messages are float32: "
+            "call .float() where it is made, or let its forward turn the inputs into its numbers and the logits back."
+        )
 
 
 def properties(module: nn.Module) -> frozenset[str]:
@@ -190,10 +215,6 @@ def _expect(output: Tensor, shape: tuple[int, int], what: str, attribute: str) -
             f"{what} of a batch of two gives {got}, but {attribute} says {shape}: correct {attribute}, "
             "or use pf.adapt(...), which finds it."
         )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 @runtime_checkable

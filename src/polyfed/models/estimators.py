@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import TypeIs  # in Python itself since 3.13
 
-from polyfed.core.errors import InputError, unknown
+from polyfed.core.errors import InputError, first_line, unknown
 from polyfed.core.learner import Estimator, Learner, fit_copy
 from polyfed.core.shape import InputShape
 from polyfed.models.network import refuse_rate
@@ -201,7 +201,7 @@ def _try(learner: Learner, name: str, columns: int) -> None:
             f"The learner {name} predicts no probabilities ({error}): use one with predict_proba."
         ) from error
     except Exception as error:  # another package may raise anything
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        reason = first_line(error)
         raise InputError(f"The learner {name} cannot be fitted to rows of {columns} numbers ({reason}).") from error
     if not np.isfinite(answers).all():
         raise InputError(f"The learner {name} predicts values that are not finite.")

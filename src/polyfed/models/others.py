@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.errors import InputError, unknown
+from polyfed.core.errors import InputError, first_line, unknown
 from polyfed.core.shape import InputShape
 from polyfed.models.adapt import Adapted, adapt
 from polyfed.models.network import FITTING, image_shape, refuse_rate
@@ -225,5 +225,5 @@ class _told:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, InputError) or not isinstance(error, Exception):
             return
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        reason = first_line(error)
         raise InputError(f"The model '{self.model}' cannot be built ({reason}).") from error
