@@ -112,7 +112,7 @@ def test_the_contract_is_at_hand_after_import_polyfed():
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
-        ("inputs", "no input is among what a client tells: data/more holds inputs of client"),
+        ("inputs", "no client tells an input as it is: data/more holds inputs of client"),
         ("other model", "Only models that `shares` names travel"),
         ("forgets", "The same seed gives the same run"),
     ],

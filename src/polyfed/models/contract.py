@@ -68,28 +68,34 @@ def check_model(module: nn.Module, input_shape: Sequence[int]) -> None:
 
 
 def check_floats(module: nn.Module, input_shape: Sequence[int], label: str) -> None:
-    """Check that a network takes the numbers of data sets, which are float32, and that its logits are float32, too.
+    """Check that a network takes the numbers of data sets and gives such: float32, unless torch was told otherwise.
 
     Raises
     ------
     InputError
         With what its numbers are: it would fail at the first step of training.
     """
+    usual = torch.get_default_dtype()
     tensors = (*module.parameters(), *module.buffers())
-    others = [tensor.dtype for tensor in tensors if tensor.is_floating_point() and tensor.dtype != torch.float32]
+    others = [tensor.dtype for tensor in tensors if tensor.is_floating_point() and tensor.dtype != usual]
     if not others:
         return
     x = sample_input(module, input_shape)
     try:
         with evaluating(module), torch.no_grad():
-            logits = module(x.float() if x.is_floating_point() else x)
+            logits = module(x.to(usual) if x.is_floating_point() else x)
     except (RuntimeError, TypeError):
         logits = None
-    if not isinstance(logits, Tensor) or logits.dtype != torch.float32:
+    if not isinstance(logits, Tensor) or logits.dtype != usual:
         raise InputError(
-            f"Model {label} computes in {str(others[0]).removeprefix('torch.')}, but data and messages are float32: "
-            "call .float() where it is made, or let its forward turn the inputs into its numbers and the logits back."
+            f"Model {label} computes in {_named(others[0])}, but data and messages are {_named(usual)}: call "
+            f".to(torch.{_named(usual)}) where it is made, or let its forward turn the inputs into its numbers and the "
+            "logits back."
         )
+
+
+def _named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def properties(module: nn.Module) -> frozenset[str]:
