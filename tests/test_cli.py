@@ -63,6 +63,7 @@ def refused(*arguments, says, cwd=None):
         (["run", "a", "b"], "polyfed run: got unexpected extra argument (b): see 'polyfed run --help'."),
         (["report"], "polyfed report needs RUNS: see 'polyfed report --help'."),
         (["export", "a"], "polyfed export needs --out (the file to write): see 'polyfed export --help'."),
+        (["join", "--lr", "1"], "polyfed join has no option '--lr': see 'polyfed join --help'."),
         (["join"], "polyfed join needs --server (HOST:PORT of the server): see 'polyfed join --help'."),
     ],
 )
