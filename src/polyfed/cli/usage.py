@@ -48,7 +48,7 @@ def _within(sentence: str) -> str:
 def _nearest(given: str, known: Iterable[str], asked: str) -> str:
     """Return the end of the sentence: the name that was meant, else all of a few names, else where they are."""
     names = sorted(known)
-    near = difflib.get_close_matches(given, names, n=1, cutoff=0.67)  # at 0.6 "--lr" is near "--help"
+    near = difflib.get_close_matches(given, names, n=1, cutoff=0.65)  # at 0.6 "--lr" is near "--help"
     if near:
         return f": did you mean '{near[0]}'?"
     return f": it has {', '.join(names)}." if 0 < len(names) <= FEW else f": see '{asked}'."
